@@ -13,7 +13,7 @@ from pathlib import Path
 
 from seqplan.api.check_training import check
 from seqplan.api.check_training.processes import Message, RankServer
-from seqplan.costs.model_sizes import ModelSizes
+from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.format.plan_file import write_plans
 from seqplan.plans.plan import Plan
@@ -169,12 +169,7 @@ def _settings(
         "seed": seed,
         "dtype": dtype,
         "model": {
-            "hidden": sizes.hidden,
-            "layers": sizes.layers,
-            "heads": sizes.heads,
-            "kv_heads": sizes.kv_heads,
-            "ffn": sizes.ffn,
-            "vocab": sizes.vocab,
+            **{name: getattr(sizes, name) for name in SIZES},
             **_experts(sizes),
         },
         # What experts keep depends on the tokens that they receive.

@@ -12,20 +12,19 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from sqlalchemy import Connection
 
 from seqplan.api.service.measured_steps import MeasuredStep, find_correction, measure_loss
 from seqplan.api.service.periodic_thread import PeriodicThread
 from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.rows import JobRow, ProposalRow, SlowFactors, get
+from seqplan.api.store.rows import JobRow, ProposalRow, get
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables import measurements, plans, revisions
 from seqplan.api.store.tables.jobs import list_unfinished
 from seqplan.api.store.tables.profiles import put_profile
 from seqplan.api.store.tables.proposals import put_proposal, ready_document
-from seqplan.api.store.tables.revisions import Revision
+from seqplan.api.store.tables.revisions import NewRevision, Revision
 from seqplan.costs.fit.refit import RefittedProfile, write_refit
 from seqplan.costs.profile import Profile
 from seqplan.planner.balance.slow_ranks import WINDOW, SlowRanks
@@ -44,12 +43,8 @@ _PAUSE = 4 * WINDOW
 _log = logging.getLogger("seqplan.refit")
 
 
-class Revise(Protocol):
-    """Plans a job's further steps by another proposal; None if it is planned no more."""
-
-    def __call__(
-        self, job: str, proposal: str, slowdown: SlowFactors, kind: str, reason: str
-    ) -> Revision | None: ...
+Revise = Callable[[str, NewRevision], Revision | None]
+"""Plans a job's further steps by another proposal; None if it is planned no more."""
 
 
 class ClosedLoop(PeriodicThread):
@@ -100,7 +95,7 @@ class _JobLoop:
         self._next = row.first_step
         self._count, self._next_count, self._pause = 0, WINDOW, _PAUSE
         self._judged = 0  # step of the last revision that was compared with the one before
-        self._pending: tuple[str, SlowFactors, str] | None = None
+        self._pending: NewRevision | None = None
         self._warned = False
 
     def look(self) -> None:
@@ -111,14 +106,14 @@ class _JobLoop:
                 return
             known = revisions.list_revisions(connection, row)
             self._take(connection)
-            requested = (
-                None if self._pending is None else get(connection, ProposalRow, self._pending[0])
-            )
+            requested = None
+            if self._pending is not None:
+                requested = get(connection, ProposalRow, self._pending.proposal)
             proposal_row = get(connection, ProposalRow, row.proposal)
         assert proposal_row is not None  # it stays while a job uses it
         now = known[-1]
         if self._pending is not None:
-            self._go_on(requested, *self._pending)
+            self._go_on(requested, self._pending)
         elif now.kind == "refit" and self._judged < now.step:
             self._judge(known[-2], now, ready_document(proposal_row).profile)
         elif self._count >= self._next_count:
@@ -168,7 +163,7 @@ class _JobLoop:
             return
         self._next_count = self._count + self._pause
         self._pause *= 2
-        self._revise(self._id, before.proposal, before.slowdown, "rollback", change)
+        self._revise(self._id, NewRevision(before.proposal, before.slowdown, "rollback", change))
 
     def _begin(self, now: Revision, proposal_row: ProposalRow) -> None:
         proposal = ready_document(proposal_row)
@@ -185,9 +180,9 @@ class _JobLoop:
             by = f"measured times are {refitted.common.factor:.3f} of the profile's"
             reason = f"{by}; {reason}" if reason else by
             key = self._request_proposal(proposal.profile, refitted, proposal_row, reason)
-            self._pending = (key, slow, reason)
+            self._pending = NewRevision(key, slow, "refit", reason)
         elif reason:
-            self._revise(self._id, now.proposal, slow, "refit", reason)
+            self._revise(self._id, NewRevision(now.proposal, slow, "refit", reason))
 
     def _warn_of_waits(self) -> None:
         """Log once if times include waits, which hide slow ranks."""
@@ -216,14 +211,12 @@ class _JobLoop:
         _log.info("job %s: proposal %s is made: %s", self._id, key, reason)
         return key
 
-    def _go_on(
-        self, requested: ProposalRow | None, key: str, slowdown: SlowFactors, reason: str
-    ) -> None:
+    def _go_on(self, requested: ProposalRow | None, pending: NewRevision) -> None:
         if requested is not None and requested.state == "running":
             return
         self._pending = None
         if requested is None or requested.state != "ready":
             why = "it was removed" if requested is None else requested.error
-            _log.warning("job %s: proposal %s was not made: %s", self._id, key, why)
+            _log.warning("job %s: proposal %s was not made: %s", self._id, pending.proposal, why)
             return
-        self._revise(self._id, key, slowdown, "refit", reason)
+        self._revise(self._id, pending)

@@ -19,12 +19,12 @@ from seqplan.api.service.plan_summary import ReadyPlan
 from seqplan.api.service.proposal_maker import ProposalMaker
 from seqplan.api.service.upkeep import Keeping, Upkeep
 from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.rows import JobRow, SlowFactors, get, get_for_update
+from seqplan.api.store.rows import JobRow, get, get_for_update
 from seqplan.api.store.store import Store, removed_job
 from seqplan.api.store.tables import jobs
 from seqplan.api.store.tables.leftovers import put_back_arrays
 from seqplan.api.store.tables.proposals import running_proposals
-from seqplan.api.store.tables.revisions import Revision, add_revision
+from seqplan.api.store.tables.revisions import NewRevision, Revision, add_revision
 from seqplan.planner.workers.executor import ONE_WORKER, Workers
 
 _TICK_S = 1.0
@@ -190,9 +190,7 @@ class Service:
         self._on_published(job, None)
         return replace(row, state=state)
 
-    def revise(
-        self, job: str, proposal: str, slowdown: SlowFactors, kind: str, reason: str
-    ) -> Revision | None:
+    def revise(self, job: str, new: NewRevision) -> Revision | None:
         """Plan the unplanned steps of a job by this proposal, around slow ranks.
 
         Its ``gpus`` and ``max_len`` are those of the job's. None if the job is not being planned.
@@ -203,15 +201,15 @@ class Service:
             with self.store.writing() as connection:
                 row = get_for_update(connection, JobRow, job)
                 if row is not None and row.state == "planning":
-                    revision = add_revision(connection, row, proposal, slowdown, kind, reason)
+                    revision = add_revision(connection, row, new)
         finally:
             row = self._read(job)
             if row is not None and row.state == "planning":
                 self.plan(row)
         if revision is not None:
             text = "job %s: planned by proposal %s from step %d on (%s): %s"
-            _log.info(text, job, proposal, revision.step, kind, reason)
-            self.revisions[job, kind] += 1
+            _log.info(text, job, new.proposal, revision.step, new.kind, new.reason)
+            self.revisions[job, new.kind] += 1
         return revision
 
     def resume(self, connection: Connection, row: JobRow) -> JobRow:

@@ -27,7 +27,7 @@ from seqplan.api.store.tables.batches import add_batches, copy_batches, last_pus
 from seqplan.api.store.tables.jobs import add_job, settle_job
 from seqplan.api.store.tables.plans import count_planned_beyond, last_planned
 from seqplan.api.store.tables.proposals import ready_document
-from seqplan.api.store.tables.revisions import Revision, list_revisions
+from seqplan.api.store.tables.revisions import NewRevision, Revision, list_revisions
 from seqplan.planner.batches.batch import Batch
 from seqplan.plans import service_routes
 from seqplan.plans.load import PhaseLoad
@@ -247,7 +247,8 @@ def set_job_proposal(service: ServiceOf, job: str, body: ProposalBody) -> dict[s
         return _describe(latest)  # a repeated request, or nothing to change
     revision = None
     if row.state == "planning":
-        revision = service.revise(job, body.proposal, latest.slowdown, "request", "by request")
+        new = NewRevision(body.proposal, latest.slowdown, "request", "by request")
+        revision = service.revise(job, new)
     if revision is None:
         raise Problem(409, "not-planning", f"job {job} is {row.state}: no step is to be planned")
     return _describe(revision)
@@ -255,7 +256,7 @@ def set_job_proposal(service: ServiceOf, job: str, body: ProposalBody) -> dict[s
 
 def _describe(revision: Revision) -> dict[str, Any]:
     slow = [{"rank": rank, "factor": factor} for rank, factor in revision.slowdown]
-    return {**asdict(revision), "slowdown": slow}
+    return {"step": revision.step, **asdict(revision), "slowdown": slow}
 
 
 def _check_proposal(connection: Connection, row: rows.JobRow, key: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -135,17 +136,15 @@ def _progress(
     underway = ranks.slowest + 1
     digests = plans.digests(connection, job.id, [underway])
     summary = summaries.of(connection, job.id, digests).get(underway)
+    far = asdict(ranks)
     since_s = None
-    if ranks.acknowledged_at is not None:
-        since_s = max(0.0, time.time() - ranks.acknowledged_at)
+    if (acknowledged_at := far.pop("acknowledged_at")) is not None:
+        since_s = max(0.0, time.time() - acknowledged_at)
     predicted_ms = None if summary is None else summary.predicted_ms
     return {
         **fields,
         "lost_ranks": lost,
-        "slowest": ranks.slowest,
-        "fastest": ranks.fastest,
-        "slowest_ranks": ranks.slowest_ranks,
-        "count_slowest": ranks.count_slowest,
+        **far,
         "since_acknowledged_s": since_s,
         "predicted_ms": predicted_ms,
         "stuck": since_s is not None

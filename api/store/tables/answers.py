@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection, delete, func, insert, select, tuple_
 
@@ -31,16 +31,8 @@ def earlier_answer(connection: Connection, path: str, key: str) -> StoredAnswer 
 
 def keep_answer(connection: Connection, path: str, key: str, answer: StoredAnswer) -> None:
     """Keep the answer, in the transaction of what it answers for."""
-    connection.execute(
-        insert(schema.answers).values(
-            path=path,
-            key=key,
-            request=answer.request,
-            status=answer.status,
-            body=answer.body,
-            at=int(time.time()),
-        )
-    )
+    values = {**asdict(answer), "path": path, "key": key, "at": int(time.time())}
+    connection.execute(insert(schema.answers).values(values))
 
 
 def forget_answers(connection: Connection, paths: Sequence[str], key: str) -> None:

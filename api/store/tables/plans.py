@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select
@@ -50,8 +50,7 @@ def add_plan(
 
     ``state``: of the sampler before the step.
     """
-    values: dict[str, Any] = {"job": key_of(job), "step": plan.step}
-    values |= {"digest": plan.digest, "line": plan.line, "planning_ms": planning_ms}
+    values = {**asdict(plan), "job": key_of(job), "planning_ms": planning_ms}
     if state is not None:
         values |= {"epoch": state.epoch, "cursor": state.cursor}
     connection.execute(insert(schema.plans).values(values))

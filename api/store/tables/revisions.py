@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection, func, insert, select
 
@@ -15,17 +15,20 @@ from seqplan.api.store.tables.plans import last_planned
 
 
 @dataclass(frozen=True)
-class Revision:
-    """The proposal and the slow ranks of a job's steps from ``step`` on.
+class NewRevision:
+    """A proposal and slow ranks to plan steps by; ``kind``: begin, request, refit or rollback."""
 
-    ``kind``: begin, request, refit or rollback; ``at``: Unix time.
-    """
-
-    step: int
     proposal: str
     slowdown: SlowFactors
     kind: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Revision(NewRevision):
+    """The proposal and the slow ranks of a job's steps from ``step`` on; ``at``: Unix time."""
+
+    step: int
     at: int
 
 
@@ -34,42 +37,26 @@ def list_revisions(connection: Connection, row: JobRow) -> list[Revision]:
     table = schema.revisions
     query = select(table).where(table.c.job == key_of(row.id)).order_by(table.c.number)
     stored = [
-        Revision(r.step, r.proposal, read_slowdown(r.slowdown), r.kind, r.reason, r.at)
+        Revision(r.proposal, read_slowdown(r.slowdown), r.kind, r.reason, r.step, r.at)
         for r in connection.execute(query)
     ]
     return stored or [_describe_begin(row)]
 
 
-def add_revision(
-    connection: Connection,
-    row: JobRow,
-    proposal: str,
-    slowdown: SlowFactors,
-    kind: str,
-    reason: str,
-) -> Revision:
+def add_revision(connection: Connection, row: JobRow, new: NewRevision) -> Revision:
     """Plan the unplanned steps of a job by this proposal, around slow ranks."""
     key = job_key(connection, row.id)
     last = last_planned(connection, row.id)
     step = row.first_step if last is None else last + 1
-    new = Revision(step, proposal, slowdown, kind, reason, int(time.time()))
+    added = Revision(**asdict(new), step=step, at=int(time.time()))
     table = schema.revisions
     count = connection.execute(select(func.count()).where(table.c.job == key)).scalar() or 0
-    for number, revision in enumerate((new,) if count else (_describe_begin(row), new), count):
-        connection.execute(
-            insert(table).values(
-                job=key,
-                number=number,
-                step=revision.step,
-                proposal=revision.proposal,
-                slowdown=write_slowdown(revision.slowdown),
-                kind=revision.kind,
-                reason=revision.reason,
-                at=revision.at,
-            )
-        )
-    settle_job(connection, row.id, proposal=proposal, slowdown=write_slowdown(slowdown))
-    return new
+    for number, revision in enumerate((added,) if count else (_describe_begin(row), added), count):
+        slowdown = write_slowdown(revision.slowdown)
+        values = {**asdict(revision), "job": key, "number": number, "slowdown": slowdown}
+        connection.execute(insert(table).values(values))
+    settle_job(connection, row.id, proposal=new.proposal, slowdown=write_slowdown(new.slowdown))
+    return added
 
 
 def check_no_revision(connection: Connection, proposal: str) -> None:
@@ -83,4 +70,4 @@ def check_no_revision(connection: Connection, proposal: str) -> None:
 
 def _describe_begin(row: JobRow) -> Revision:
     slowdown = read_slowdown(row.slowdown)
-    return Revision(row.first_step, row.proposal, slowdown, "begin", "as the job began", 0)
+    return Revision(row.proposal, slowdown, "begin", "as the job began", row.first_step, 0)

@@ -41,7 +41,9 @@ examples:
 wandb and mlflow read WANDB_… and MLFLOW_… from the environment, as MLFLOW_TRACKING_URI.
 """
 
-_PAGE = 200
+_ALL = 10**9
+"""More jobs than a store has."""
+
 _JOB_FIELDS = ("id", "state", "world_size", "slowest", "last_planned_step", "last_step", "error")
 
 
@@ -183,10 +185,7 @@ def _read_store(args: argparse.Namespace) -> list[dict[str, Any]]:
 
     with _open_store(args) as connection:
         if args.job is None:
-            jobs, following = page(connection, JobOutline, "", _PAGE)
-            while following is not None:
-                more, following = page(connection, JobOutline, following, _PAGE)
-                jobs += more
+            jobs, _ = page(connection, JobOutline, "", _ALL)
             return [_job_fields(connection, job) for job in jobs]
         job = _find_job(connection, args)
         return _list_steps(connection, job, -1 if args.after is None else args.after)

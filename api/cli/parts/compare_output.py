@@ -132,17 +132,15 @@ def _row(comparison: Comparison, system: System) -> tuple[str, ...]:
     )
 
 
+_SETTING = ("hardware", "gpus", "max_len", "tokens", "seed", "sequences")
+
+
 def comparison_fields(comparison: Comparison) -> dict[str, Any]:
     """All figures of a comparison as JSON values, without the spans of the simulation."""
     nearest = nearest_rival(comparison.systems)
     return {
         "simulated_on": comparison.profile,
-        "hardware": comparison.hardware,
-        "gpus": comparison.gpus,
-        "max_len": comparison.max_len,
-        "tokens": comparison.tokens,
-        "seed": comparison.seed,
-        "sequences": comparison.sequences,
+        **{name: getattr(comparison, name) for name in _SETTING},
         "histogram": [list(bucket) for bucket in comparison.histogram],
         "systems": [
             {

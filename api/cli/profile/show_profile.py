@@ -157,14 +157,13 @@ def _util_len(row: dict[str, Any]) -> str:
     return f"{util:,}" if util <= row["max_len"] else f"({util:,})"
 
 
+_FIELDS = ("name", "digest", "hardware", "gpus_per_node", "zero_stage")
+
+
 def profile_fields(profile: Profile) -> dict[str, Any]:
     """Return a profile without its document, as JSON."""
     return {
-        "name": profile.name,
-        "digest": profile.digest,
-        "hardware": profile.hardware,
-        "gpus_per_node": profile.gpus_per_node,
-        "zero_stage": profile.zero_stage,
+        **{name: getattr(profile, name) for name in _FIELDS},
         "modes": [mode.name for mode in profile.modes],
         "source": profile.source,
         "residuals": profile.residuals,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from statistics import fmean
 
 from seqplan.api.report.drawing.charts import Axis, Series, draw_chart
@@ -98,12 +98,7 @@ def _ranks(iterations: Sequence[tuple[System, Iteration]]) -> str:
         for _, iteration in iterations
         for column in (iteration.rank_busy_ms, iteration.rank_end_ms)
     ]
-    runs: list[tuple[int, int, list[str]]] = []
-    for rank, values in enumerate(zip_longest(*columns)):
-        cells = [milliseconds(value) for value in values]
-        if runs and runs[-1][2] == cells:
-            runs[-1] = (runs[-1][0], rank + 1, cells)
-        else:
-            runs.append((rank, rank + 1, cells))
-    rows = [[ranges_text(range(first, after), ","), *cells] for first, after, cells in runs]
+    cells = [[milliseconds(value) for value in values] for values in zip_longest(*columns)]
+    equal = groupby(range(len(cells)), key=lambda rank: cells[rank])
+    rows = [[ranges_text(ranks, ","), *of_rank] for of_rank, ranks in equal]
     return table("Every rank", header, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import merge
+from itertools import islice
 
 from sqlalchemy import Connection, func, select
 
@@ -90,9 +90,10 @@ def rank_progress(
     ).where(table.c.job == key, table.c.rank < world_size)
     count, slowest, fastest, at = connection.execute(query).one()
     if count < world_size - len(lost):  # some have acknowledged nothing
-        there = select(table.c.rank).where(table.c.job == key).order_by(table.c.rank)
-        known = merge(lost, connection.execute(there).scalars())
-        named = _first_missing(known, world_size)
+        there = select(table.c.rank).where(table.c.job == key)
+        known = {*lost, *connection.execute(there).scalars()}
+        missing = (rank for rank in range(world_size) if rank not in known)
+        named = tuple(islice(missing, MOST_NAMED))
         last = -1 if fastest is None else int(fastest)
         return RankProgress(-1, last, named, world_size - len(lost) - int(count), at)
     behind = (table.c.job == key, table.c.step == slowest)
@@ -100,15 +101,3 @@ def rank_progress(
     named = tuple(connection.execute(some).scalars())
     how_many = int(connection.execute(select(func.count()).where(*behind)).scalar_one())
     return RankProgress(int(slowest), int(fastest), named, how_many, at)
-
-
-def _first_missing(ranks: Iterable[int], world_size: int) -> tuple[int, ...]:
-    missing: list[int] = []
-    following = 0
-    for rank in ranks:
-        missing.extend(range(following, min(rank, following + MOST_NAMED)))
-        following = rank + 1
-        if len(missing) >= MOST_NAMED:
-            break
-    missing.extend(range(following, min(world_size, following + MOST_NAMED)))
-    return tuple(missing[:MOST_NAMED])

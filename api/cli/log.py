@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_option(source, "--store PATH", help="a SQLite file, in use or not")
     add_option(source, "--plans FILE", type=str, help="with --to: the plans that were run")
     add("--job ID", help="the steps of this job")
-    add("--after STEP", help="with --job: only the steps beyond this one")
+    add("--after STEP", default=-1, help="with --job: only the steps beyond this one")
     add_credentials(parser)
     add("--json", help="as JSON")
     add(
@@ -84,7 +84,7 @@ def _destination(text: str) -> Destination:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` for a service, store or job that cannot be read."""
-    if args.after is not None and args.job is None:
+    if args.after >= 0 and args.job is None:
         raise ValueError("--after is for the steps of a job. Give --job")
     _check_options(args)
     if args.to:
@@ -152,7 +152,7 @@ def _read_records(args: argparse.Namespace) -> list[StepMetrics]:
             return fetch_job(client, args.job, args.after, profile)
     with _open_store(args) as connection:
         job = _find_job(connection, args)
-        return read_job(connection, job, -1 if args.after is None else args.after, profile)
+        return read_job(connection, job, args.after, profile)
 
 
 def _open_store(args: argparse.Namespace) -> AbstractContextManager[Connection]:
@@ -175,8 +175,7 @@ def _read_service(args: argparse.Namespace) -> list[dict[str, Any]]:
         if args.job is None:
             jobs = client.items(client.list_progress)
             return [job.model_dump(include={*_JOB_FIELDS}) for job in jobs]
-        after = -1 if args.after is None else args.after
-        steps = client.items(client.list_steps, args.job, cursor=after)
+        steps = client.items(client.list_steps, args.job, cursor=args.after)
         return [step.model_dump() for step in steps]
 
 
@@ -188,7 +187,7 @@ def _read_store(args: argparse.Namespace) -> list[dict[str, Any]]:
             jobs, _ = page(connection, JobOutline, "", _ALL)
             return [_job_fields(connection, job) for job in jobs]
         job = _find_job(connection, args)
-        return _list_steps(connection, job, -1 if args.after is None else args.after)
+        return _list_steps(connection, job, args.after)
 
 
 def _job_fields(connection: Connection, job: JobOutline) -> dict[str, Any]:

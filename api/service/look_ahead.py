@@ -9,7 +9,7 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -186,12 +186,6 @@ class JobNews:
             for rank in lost:
                 self._done[rank] = sys.maxsize
 
-    def add_done(self, steps: Sequence[int]) -> None:
-        """Take over the last step that each rank has done, as the store knows it."""
-        with self._changed:
-            for rank, step in enumerate(steps):
-                self._done[rank] = max(self._done[rank], step)
-
     def take_look(self) -> bool:
         """Return whether to read acknowledgements from the store, and reset it."""
         look, self._look = self._look, False
@@ -206,12 +200,6 @@ class JobNews:
         with self._changed:
             if not self.stopped:
                 self._changed.wait(seconds)
-
-    def wait_for_batches(self) -> None:
-        """Wait until there may be batches."""
-        with self._changed:
-            # Between the look into the store and this wait a push may have come.
-            self._changed.wait(_PUSH_S)
 
     def wait_for_room(self, slowest: int) -> None:
         """Wait until every rank is beyond ``slowest`` or planning must look or stop."""
@@ -302,7 +290,8 @@ class LookAhead:
                 self._settle(state="planned", last_step=coming.step, failed_step=None, error=None)
                 return
             elif isinstance(coming, Pending):
-                self.news.wait_for_batches()
+                # Between the look into the store and this wait a push may have come.
+                self.news.wait(_PUSH_S)
                 coming = next(batches)
             else:
                 self.news.wait_for_room(slowest)
@@ -312,7 +301,7 @@ class LookAhead:
             if not jobs.still_wanted(connection, self.row):
                 raise JobRemoved  # or stopped, by another service
             last_steps = acks.last_acknowledged(connection, self.row.id, self.row.world_size)
-        self.news.add_done(last_steps)
+        self.news.add_acknowledged((step, rank) for rank, step in enumerate(last_steps))
 
     def _answer(self, step: int, future: Future[TimedPlan]) -> TimedPlan:
         while not self.news.stopped:

@@ -184,7 +184,7 @@ def build_parser(
             described = commands[""].add_parser(
                 group,
                 help=line,
-                description=_sentence(line),
+                description=f"{line[0].upper()}{line[1:]}.",
                 epilog=f"Options and examples: seqplan {group} COMMAND --help",
             )
             commands[group] = described.add_subparsers(
@@ -214,10 +214,6 @@ def _apply_environment(parser: argparse.ArgumentParser, environment: Mapping[str
             value = environment.get(VARIABLES.get(option, ""))
             if value and (action.required or option == "--token"):
                 action.default, action.required = value, False
-
-
-def _sentence(line: str) -> str:
-    return f"{line[0].upper()}{line[1:]}."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

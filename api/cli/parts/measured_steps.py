@@ -56,18 +56,15 @@ def read_files(plans: str, measurements: Path | None, profile: Profile | None) -
     return _records(steps, profile)
 
 
-def fetch_job(
-    client: Client, job: str, after: int | None, profile: Profile | None
-) -> list[StepMetrics]:
+def fetch_job(client: Client, job: str, after: int, profile: Profile | None) -> list[StepMetrics]:
     """Fetch records of a service's job; without ``profile``, by the one that it is planned by."""
     if profile is None:
         profile = fetch_profile(client, job, f"job {job}")
     return _records(_fetch_steps(client, job, after), profile)
 
 
-def _fetch_steps(client: Client, job: str, after: int | None) -> Iterator[_MeasuredStep]:
-    cursor = -1 if after is None else after
-    for step in client.items(client.list_steps, job, cursor=cursor):
+def _fetch_steps(client: Client, job: str, after: int) -> Iterator[_MeasuredStep]:
+    for step in client.items(client.list_steps, job, cursor=after):
         if (plan := fetch_plan(client, job, step.step)) is not None:
             yield _MeasuredStep(plan, step.planning_ms, step.measured_ms, step.ranks_measured)
 

@@ -69,10 +69,8 @@ class NoNul(HttpMiddleware):
     """Middleware that answers 422: databases differ in how they reject such a text."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        for place, has in (
-            ("path", "\0" in scope["path"]),
-            ("query", b"%00" in scope["query_string"]),
-        ):
-            if has:
-                raise Problem(422, "invalid-request", f"{place}: has a NUL character")
+        in_path = "\0" in scope["path"]
+        if in_path or b"%00" in scope["query_string"]:
+            place = "path" if in_path else "query"
+            raise Problem(422, "invalid-request", f"{place}: has a NUL character")
         await self._app(scope, receive, send)

@@ -22,19 +22,13 @@ from seqplan.api.store.store import Store
 from seqplan.api.store.tables.tokens import Token, find_token, list_tokens
 from seqplan.plans import service_routes
 
-_OF_RANKS = re.compile(
-    "|".join(
-        map(
-            service_routes.route_pattern,
-            (
-                service_routes.ACKS,
-                service_routes.ACKS_MANY,
-                service_routes.MEASUREMENTS,
-                service_routes.RESTART,
-            ),
-        )
-    )
+_WRITTEN_BY_RANKS = (
+    service_routes.ACKS,
+    service_routes.ACKS_MANY,
+    service_routes.MEASUREMENTS,
+    service_routes.RESTART,
 )
+_OF_RANKS = re.compile("|".join(map(service_routes.route_pattern, _WRITTEN_BY_RANKS)))
 
 OPEN = (service_routes.HEALTH, service_routes.READINESS)
 """Paths of probes, which need no token and contain nothing of the jobs."""
@@ -121,9 +115,8 @@ class Tokens(HttpMiddleware):
 
 def _check_job(path: str, job: str) -> None:
     """Raise 403 unless the path is of this job. Its trainer begins no other and deletes none."""
-    if path != service_routes.fill_route(service_routes.JOB, job=job) and not path.startswith(
-        service_routes.fill_route(service_routes.JOB, job=job) + "/"
-    ):
+    allowed = service_routes.fill_route(service_routes.JOB, job=job)
+    if path != allowed and not path.startswith(f"{allowed}/"):
         raise Problem(403, "forbidden", f"this token is for job {job} only")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache, partial
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
@@ -110,8 +111,8 @@ class PlannedSteps:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._jobs: dict[str, JobRow | None] = {}
-        self._digests: dict[tuple[str, int], str | None] = {}
+        self._find_job = cache(partial(get, connection, JobRow))
+        self._find_digest = cache(lambda job, step: digests(connection, job, [step]).get(step))
 
     def first_problem(self, acks: Iterable[Acknowledged]) -> Exception | None:
         """Return the problem of the first acknowledgement that has one."""
@@ -123,7 +124,7 @@ class PlannedSteps:
         404 for the job, 422 for the rank, 409 for a lost rank, the step or the digest.
         """
         job, step = ack.job, ack.step
-        row = self._job(job)
+        row = self._find_job(job)
         if row is None:
             return not_found(f"job {job}")
         if ack.rank >= row.world_size:
@@ -133,7 +134,7 @@ class PlannedSteps:
             return rank_lost(ack.rank)
         if self.has_expired(ack):
             return None  # every rank has acknowledged it: this one repeats it
-        digest = self._digest(job, step)
+        digest = self._find_digest(job, step)
         if digest is None:
             last = last_planned(self._connection, job)
             why = f"step {step} of job {job} has no plan; the last planned is {last}"
@@ -145,15 +146,5 @@ class PlannedSteps:
 
     def has_expired(self, ack: Acknowledged) -> bool:
         """Whether an acknowledgement is of a step of which nothing is kept any more."""
-        row = self._job(ack.job)
+        row = self._find_job(ack.job)
         return row is not None and ack.step < row.kept_from
-
-    def _job(self, job: str) -> JobRow | None:
-        if job not in self._jobs:
-            self._jobs[job] = get(self._connection, JobRow, job)
-        return self._jobs[job]
-
-    def _digest(self, job: str, step: int) -> str | None:
-        if (job, step) not in self._digests:
-            self._digests[job, step] = digests(self._connection, job, [step]).get(step)
-        return self._digests[job, step]

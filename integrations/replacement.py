@@ -6,26 +6,21 @@ import logging
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seqplan.planner.balance.balanced import Balanced
+    from seqplan.planner.lockstep.rank_groups import GroupedMicroSteps
 
 
-class PlannedMicroBatches(Protocol):
-    """A plan's prediction; ``gap`` and ``imbalance`` as shares."""
-
-    @property
-    def predicted_ms(self) -> float: ...
-    @property
-    def gap(self) -> float: ...
-    @property
-    def imbalance(self) -> float: ...
-
-
-def describe_plan(plan: PlannedMicroBatches) -> dict[str, float]:
+def describe_plan(plan: Balanced | GroupedMicroSteps) -> dict[str, float]:
     """Return a plan's figures, for a trainer's metrics."""
     return {name: getattr(plan, name) for name in ("predicted_ms", "gap", "imbalance")}
 
 
-def log_plan(logger: logging.Logger, micro_batches: int, plan: PlannedMicroBatches) -> None:
+def log_plan(
+    logger: logging.Logger, micro_batches: int, plan: Balanced | GroupedMicroSteps
+) -> None:
     """Log the micro-batches that each rank runs, and the plan's figures."""
     logger.info(
         "%d micro-batches a rank: %.0f ms predicted, gap %.2f %%, imbalance %.2f %%",

@@ -45,6 +45,19 @@ ELEMENT_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
+class CheckRequest:
+    """Plans to train on, and how: ``dtype`` of the ranks.
+
+    ``data``: a token file, or None for tokens seeded by sample id.
+    """
+
+    plans: Sequence[Plan]
+    data: str | None
+    seed: int
+    dtype: str
+
+
+@dataclass(frozen=True)
 class CheckedMicroBatch:
     """What a micro-batch kept for backward under its recomputation mode.
 

@@ -27,20 +27,18 @@ StepSeen = Callable[[check.CheckedStep], None]
 
 
 def check_training(
-    plans: Sequence[Plan],
+    request: check.CheckRequest,
     *,
     server: RankServer,
-    data: str | None,
-    seed: int,
-    dtype: str,
     progress: Progress,
     step_seen: StepSeen = lambda step: None,
 ) -> check.Check:
     """Train on real ranks under the plans, and the same in one process; compare.
 
-    ``data``: a token file, or None for tokens seeded by sample id. ``ValueError`` for data that
-    the plans do not match, ``RuntimeError`` if a process fails; ``server`` has ended then.
+    ``ValueError`` for data that the plans do not match, ``RuntimeError`` if a process fails;
+    ``server`` has ended then.
     """
+    plans = request.plans
     sizes = check.size_model(plans)
     with tempfile.TemporaryDirectory(dir=server.folder) as name:
         folder = Path(name)
@@ -52,13 +50,14 @@ def check_training(
         runs = _Runs(plans, pipe, progress, step_seen)
         try:
             progress("starting ranks", 0, len(plans))
-            runs.listen(server.messages(_settings(plans, data, seed, dtype, sizes, folder)))
+            runs.listen(server.messages(_settings(request, sizes, folder)))
         except BaseException:
             server.end()
             raise
         finally:
             pipe.close()
-    return check.Check(dtype, sizes, tuple(runs.checked), runs.parameter, runs.parameter_difference)
+    compared = (tuple(runs.checked), runs.parameter, runs.parameter_difference)
+    return check.Check(request.dtype, sizes, *compared)
 
 
 class _Runs:
@@ -153,10 +152,9 @@ def _furthest(values: Sequence[float], expected: float) -> float:
     return max(values, key=lambda value: check.relative(value, expected))
 
 
-def _settings(
-    plans: Sequence[Plan], data: str | None, seed: int, dtype: str, sizes: ModelSizes, folder: Path
-) -> dict[str, object]:
+def _settings(request: check.CheckRequest, sizes: ModelSizes, folder: Path) -> dict[str, object]:
     """``CheckSettings`` of ``seqplan.runtime.check`` by name."""
+    plans = request.plans
     return {
         "ranks": plans[0].world_size,
         "folder": str(folder),
@@ -165,9 +163,9 @@ def _settings(
         "first_step": plans[0].step,
         "steps": len(plans),
         "parameters": str(folder / "parameters.npz"),
-        "data": data,
-        "seed": seed,
-        "dtype": dtype,
+        "data": request.data,
+        "seed": request.seed,
+        "dtype": request.dtype,
         "model": {
             **{name: getattr(sizes, name) for name in SIZES},
             **_experts(sizes),

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.api.check_training.check import first_plans
+from seqplan.api.check_training.check import CheckRequest, first_plans
 from seqplan.api.check_training.processes import RankServer, rank_server
 from seqplan.api.cli.check.check_training import print_check
 from seqplan.api.cli.framework.extras import RUNTIME, lacks_torch
@@ -175,9 +175,7 @@ def execute_small(
 
 
 def _execute(plans: list[Plan], profile: Profile, path: Path, server: RankServer) -> bool:
-    check = print_check(
-        plans, server=server, data=None, seed=SMALL_SEED, dtype="float32", profile=profile
-    )
+    check = print_check(CheckRequest(plans, None, SMALL_SEED, "float32"), server, profile)
     print(f"\nwritten: {path}")
     return check.agrees
 

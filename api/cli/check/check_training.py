@@ -18,6 +18,7 @@ from seqplan.api.check_training.check import (
     GATES,
     Check,
     CheckedStep,
+    CheckRequest,
     count_expected_bytes,
     count_step_gathered,
     first_plans,
@@ -80,30 +81,23 @@ def run(args: argparse.Namespace) -> int:
         print(f"seqplan: {args.plans}: has {few}", file=sys.stderr)
     for warning in warnings(plans):
         print(f"seqplan: {warning}", file=sys.stderr)
-    settings = {"data": args.data, "seed": args.seed, "dtype": args.dtype}
+    request = CheckRequest(plans, args.data, args.seed, args.dtype)
     with rank_server() as server:
         if args.json:
             with ProgressBar() as progress:
-                check = check_training(plans, server=server, progress=progress, **settings)
+                check = check_training(request, server=server, progress=progress)
             print(json.dumps(document(check, args.data)))
         else:
-            check = print_check(plans, server=server, **settings)
+            check = print_check(request, server)
     return 0 if check.agrees else 1
 
 
-def print_check(
-    plans: Sequence[Plan],
-    *,
-    server: RankServer,
-    data: str | None,
-    seed: int,
-    dtype: str,
-    profile: Profile | None = None,
-) -> Check:
+def print_check(request: CheckRequest, server: RankServer, profile: Profile | None = None) -> Check:
     """Run a check and print it for people, each step when it is done; errors as ``check_training``.
 
     ``profile``: the plans', if it is at hand.
     """
+    plans, dtype = request.plans, request.dtype
     columns = step_columns(plans, dtype)
     begun = False
     with ProgressBar() as progress:
@@ -112,19 +106,11 @@ def print_check(
             nonlocal begun
             progress.clear()
             if not begun:
-                print("\n".join([*setting_lines(plans, data, dtype), "", *columns.head()]))
+                print("\n".join([*setting_lines(request), "", *columns.head()]))
             begun = True
             print(columns.line(step_cells(step, plans, dtype)), flush=True)
 
-        check = check_training(
-            plans,
-            server=server,
-            data=data,
-            seed=seed,
-            dtype=dtype,
-            progress=progress,
-            step_seen=step_seen,
-        )
+        check = check_training(request, server=server, progress=progress, step_seen=step_seen)
     print("\n".join(["", *mode_lines(check), *verdict_lines(check, profile)]))
     return check
 
@@ -184,8 +170,9 @@ def warnings(plans: Sequence[Plan]) -> list[str]:
     return cautions
 
 
-def setting_lines(plans: Sequence[Plan], data: str | None, dtype: str) -> list[str]:
+def setting_lines(request: CheckRequest) -> list[str]:
     """Return the lines of the settings."""
+    plans, data, dtype = request.plans, request.data, request.dtype
     sizes = size_model(plans)
     reference = "float32" if dtype == "bfloat16" else dtype
     source = "made from the seed and each sample's id"

@@ -4,11 +4,10 @@ import json
 import math
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,15 +28,18 @@ from small_check import (
     written,
 )
 
-from seqplan import Scheme, read_plans, to_json
+from seqplan import Plan, Scheme, read_plans, to_json
 from seqplan.api.check_training import check as train_check
-from seqplan.api.check_training.check import Gates, first_plans
+from seqplan.api.check_training.check import Check, CheckRequest, Gates, first_plans
 from seqplan.api.check_training.processes import RankServer, rank_server
 from seqplan.api.check_training.runs import check_training
 from seqplan.api.cli.check import check_training as check_command
 from seqplan.plans.recomputation import MODES
 
-SETTINGS: Any = {"data": None, "seed": 0, "dtype": "float64", "progress": lambda *_: None}
+
+def run_check(plans: Sequence[Plan], server: RankServer) -> Check:
+    request = CheckRequest(plans, None, 0, "float64")
+    return check_training(request, server=server, progress=lambda *_: None)
 
 
 def test_ranks_agree_with_one_process(plans: Path, temporary: Path) -> None:
@@ -83,7 +85,7 @@ def test_saved_bytes_are_reported_with_the_modes_of_the_plan(server: RankServer)
         for batch, mode in zip(plan.pipelines[0].micro_batches, MODES, strict=True)
     ]
     moded = replace(plan, pipelines=(replace(plan.pipelines[0], micro_batches=tuple(batches)),))
-    check = check_training([moded, replace(moded, step=1)], server=server, **SETTINGS)
+    check = run_check([moded, replace(moded, step=1)], server)
     assert check.agrees
     for step in check.steps:
         saved = {batch.recompute: batch.saved_bytes for batch in step.micro_batches}
@@ -102,7 +104,7 @@ def test_saved_bytes_are_reported_with_the_modes_of_the_plan(server: RankServer)
     lines = check_command.mode_lines(check)
     assert lines[-1].startswith("recomputation full: ")
     assert lines[-1].endswith(" expected, micro-batches: 2")
-    plain = check_training([plan], server=server, **SETTINGS)
+    plain = run_check([plan], server)
     assert not plain.steps[0].micro_batches
     assert check_command.mode_lines(plain) == []
 
@@ -110,11 +112,11 @@ def test_saved_bytes_are_reported_with_the_modes_of_the_plan(server: RankServer)
 def test_split_experts_agree_with_one_process(server: RankServer, tmp_path: Path) -> None:
     case = RoutedCase(4, 9, expert_parallel=2, tensor=True, modes=True)
     plans = first_plans(written(tmp_path / "plans.jsonl", case.plans()), 4, 2)
-    check = check_training(plans, server=server, **SETTINGS)
+    check = run_check(plans, server)
     assert check.agrees
     assert len(check.steps) == 2
     assert check.sizes.architecture.experts == 4
-    lines = check_command.setting_lines(plans, None, "")
+    lines = check_command.setting_lines(CheckRequest(plans, None, 0, ""))
     assert "4 experts in each layer, 2 a token, over 2 ranks" in lines[0]
 
 

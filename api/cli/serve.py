@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     limits = Limits(requests_a_second=args.rate_limit)
     with listen(args.host, args.port) as listener, closing(Store(args.store, args.files)) as store:
         service = Service(store, workers=args.workers, keeping=keeping_of(args), limits=limits)
-        return serve(store, service, listener, args.host, Access(args.allow_host))
+        return serve(service, listener, args.host, Access(args.allow_host))
 
 
 def _tokens(args: argparse.Namespace) -> int:

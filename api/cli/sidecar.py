@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             _write_token(store, Path(job.token_file), job.job)
         service = Service(store, workers=job.workers, keeping=keeping_of(job))
         access = Access([job.allow_host] if job.allow_host else [], ranks_only=True)
-        return serve(store, service, listener, job.host, access)
+        return serve(service, listener, job.host, access)
 
 
 class _Inputs(NamedTuple):

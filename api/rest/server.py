@@ -55,15 +55,13 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"--host {host} --port {port}: {reason}. Name another") from None
 
 
-def serve(
-    store: Store, service: Service, listener: socket.socket, host: str, access: Access
-) -> int:
+def serve(service: Service, listener: socket.socket, host: str, access: Access) -> int:
     """Serve until SIGINT or SIGTERM on the address of ``host``. Prints it on stderr.
 
     ``ValueError`` for an address beyond loopback while the store has no tokens.
     """
     files = raise_file_limit()
-    access = replace(access, guarded=_has_tokens(store))
+    access = replace(access, guarded=_has_tokens(service.store))
     if not access.guarded and not is_loopback(host):
         raise ValueError(
             f"--host {host}: others could reach this, and the store has no tokens; make one with "

@@ -117,16 +117,16 @@ class Ownership:
 
     ``folder``: whether that is locked too. ``StoreError`` if another service has one of them, and
     for a new or empty database next to a folder that belongs to a store; ``OSError`` if a file
-    cannot be opened. ``where``: the store's name in messages.
+    cannot be opened.
     """
 
-    def __init__(self, database: Path, mark: FolderMark, where: str, *, folder: bool) -> None:
+    def __init__(self, database: Path, mark: FolderMark, *, folder: bool) -> None:
         self._held: list[int] = []
         self._new = None if database.exists() else database
         was_empty = self._new is not None or database.stat().st_size == 0
         try:
             # SQLite's locks are of another kind, which this one does not meet.
-            lock = self._take(database, f"{where}: another service")
+            lock = self._take(database, f"{mark.where}: another service")
             with suppress(PermissionError):  # another user's, who let this one write
                 os.fchmod(lock, _PRIVATE)
             if folder:

@@ -153,7 +153,7 @@ class Store:
 
     def _own(self, database: Path, mark: FolderMark, in_use: bool) -> Ownership | None:
         try:
-            return Ownership(database, mark, self.where, folder=not in_use)
+            return Ownership(database, mark, folder=not in_use)
         except InUseElsewhere:
             if in_use:
                 return None

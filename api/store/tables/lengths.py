@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +176,4 @@ def remove_lengths(store: Store, key: str) -> bool:
 
 
 def _as_json(buckets: Sequence[Bucket]) -> str:
-    return json.dumps(
-        [[bucket.over, bucket.up_to, bucket.sequences, bucket.tokens] for bucket in buckets]
-    )
+    return json.dumps([astuple(bucket) for bucket in buckets])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,13 @@ from typing import Any
 from seqplan.api.cli.check.check_plans import add_origin, models_of, read_origin
 from seqplan.api.cli.framework.options import add_option, natural
 from seqplan.api.cli.trace import ASSUMED, find_forward_fraction
-from seqplan.costs.scheme_model import SchemeModel
+from seqplan.costs.profile import Profile
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.check_bounds import witness_of
 from seqplan.plans.explain import explain
 from seqplan.plans.format.codec import digest, to_json
 from seqplan.plans.format.plan_file import find_step
 from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 
 DESCRIPTION = "Explain one step of a plan file, or show one rank's part of it."
@@ -63,29 +61,24 @@ def run(args: argparse.Namespace) -> int:
     elif args.json:
         print(to_json(plan))
     else:
-        print(explain(plan, _models(plan, args)))
-        print(_describe_simulation(plan, args))
+        profile, proposal = read_origin(args)
+        print(explain(plan, models_of(plan, profile, proposal, str(args.plans))))
+        known = profile if proposal is None else proposal.profile
+        print(_describe_simulation(plan, known, str(args.plans)))
     return 0
 
 
-def _describe_simulation(plan: Plan, args: argparse.Namespace) -> str:
+def _describe_simulation(plan: Plan, profile: Profile | None, plans: str) -> str:
     """Describe the time of the step by the 1F1B simulation."""
-    profile, proposal = read_origin(args)
-    known = profile if proposal is None else proposal.profile
-    share, source = find_forward_fraction(plan, known, str(args.plans))
+    share, source = find_forward_fraction(plan, profile, plans)
     has_stages = any(pipeline.scheme.pp > 1 for pipeline in plan.pipelines)
     how = f"; forward's share of a micro-batch {source}" if has_stages and source == ASSUMED else ""
     return f"1F1B simulation: {simulate_plan_ms(plan, share):,.1f} ms{how}"
 
 
-def _models(plan: Plan, args: argparse.Namespace) -> Mapping[Scheme, SchemeModel] | None:
-    """Load the models of the profile or proposal that was named; None without one."""
-    return models_of(plan, *read_origin(args), str(args.plans))
-
-
 def _witness(plan: Plan, args: argparse.Namespace) -> dict[str, Any]:
     """Find the proof of the step's bound; ``ValueError`` if none can be written."""
-    models = _models(plan, args)
+    models = models_of(plan, *read_origin(args), str(args.plans))
     if models is None:
         raise ValueError("--witness needs the costs of schemes. Give --profile or --proposal")
     if any(pipeline.micro_step is not None for pipeline in plan.pipelines):

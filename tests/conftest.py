@@ -25,6 +25,11 @@ LONGEST = (
 # threads than on one, and where cores are few threads that wait for others take all their time.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# Tests start many threads and processes, on few cores: one that wakes need not interrupt another,
+# which may hold what others then wait for in a loop.
+if hasattr(os, "SCHED_BATCH"):
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
 # Tests make few cycles, and each collection walks all objects of a worker: 4 % of its time.
 gc.set_threshold(100_000, 20, 100)
 

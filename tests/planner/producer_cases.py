@@ -78,6 +78,11 @@ def plan_or_die(planner: StepPlanner, batch: Batch) -> TimedPlan:
     return plan_one(planner, batch)
 
 
+def die(*_: Any) -> None:
+    """The life of a process that is never ready."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def serve_and_die(pipe: Connection, proposal: str, options: PlanningOptions) -> None:
     """The life of a process that plans with ``plan_or_die``."""
     process_workers.plan_one = plan_or_die

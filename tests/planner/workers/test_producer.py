@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import producer_cases
 import pytest
@@ -236,17 +237,16 @@ def test_settings_are_checked() -> None:
 
 
 class Unlucky(ProcessWorkforce):
-    """Kills its first workers before they are ready."""
+    """Its first workers die before they are ready."""
 
     left = 0
 
     def start(self) -> ProcessWorker:
-        worker = super().start()
-        if self.left > 0:
-            self.left -= 1
-            assert worker.process.pid is not None
-            os.kill(worker.process.pid, signal.SIGKILL)
-        return worker
+        if self.left == 0:
+            return super().start()
+        self.left -= 1
+        with patch.object(process_workers, "_serve", producer_cases.die):
+            return super().start()
 
 
 @pytest.mark.parametrize("killed", [4, 1000])

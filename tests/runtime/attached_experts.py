@@ -126,7 +126,8 @@ def train_on_ranks(rank: int, world: int, name: str, degree: int, folder: str) -
             values = [(id, value.tolist()) for id, value in job.token_values(step)]
             with job.evaluation() as evaluated:
                 logits = evaluated(input_ids=torch.arange(10).view(2, 5)).logits.numpy()
-            job.save_checkpoint(folder)
+            if name in RESUMED:
+                job.save_checkpoint(folder)
     outcome = {
         "losses": [result.loss for result in results],
         "norms": [result.gradient_norm for result in results],

@@ -263,7 +263,7 @@ def test_a_proposal_weighs_layouts_of_groups_smaller_than_a_block() -> None:
 
 def test_a_proposal_weighs_the_degrees() -> None:
     profile = make_expert_profile({2: 0.3, 8: 0.4}, slower={8: 1.05})
-    workload = replace(WORKLOAD, tokens=50_000)
+    workload = replace(WORKLOAD, tokens=25_000)
     proposal = make_proposal(profile, workload, LENGTHS)
     chosen = proposal.profile.expert_parallel
     rows = {row.expert_parallel: row for row in proposal.experts}

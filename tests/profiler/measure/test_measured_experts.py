@@ -43,7 +43,7 @@ CHECKPOINT = {
 def task(degree: int, *schemes: Scheme) -> Task:
     """A short run on CPUs."""
     points = tuple(design(16, 64, points=4))
-    return Task(CONFIG, 2, "cpu", "float32", schemes, points, 1, expert_parallel=degree)
+    return Task(CONFIG, 1, "cpu", "float32", schemes, points, 1, expert_parallel=degree)
 
 
 def measured(rank: int, world_size: int, path: str, degree: int) -> int:

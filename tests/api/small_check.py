@@ -8,8 +8,6 @@ from pathlib import Path
 from command_line import call, succeeded
 from planned_files import PlannedFiles
 
-from seqplan import Plan, to_json
-
 SMALL = Path(__file__).parents[2] / "examples" / "data" / "llama-small-cpu.json"
 RANKS, STEPS = 2, 80
 ENDED_S = 60.0
@@ -24,12 +22,6 @@ def planned(
     succeeded(call(*files.propose_arguments, "--max-len", max_len, "-o", proposal))
     succeeded(call(*files.plan_arguments, "--seed", 2, "-o", plans))
     return plans
-
-
-def written(path: Path, plans: Sequence[Plan]) -> Path:
-    """Write plans to a file that is not checked; its path."""
-    path.write_text("".join(f"{to_json(plan)}\n" for plan in plans))
-    return path
 
 
 def logs(temporary: Path) -> dict[int, str]:

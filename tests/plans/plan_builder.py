@@ -1,11 +1,19 @@
 """Small plans written by hand: micro-batches, pipelines and steps with derived fields filled in."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from seqplan.plans.format.codec import to_json
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
+
+
+def write_file(path: Path, plans: Iterable[Plan]) -> Path:
+    """Write plans, whatever they are, to a file; its path."""
+    path.write_text("".join(f"{to_json(plan)}\n" for plan in plans), "utf-8")
+    return path
 
 
 def micro_step_ms(value: float) -> float:

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 from free_port import free_port
-from small_plans import small_plan
-
-from seqplan.plans.format.plan_file import write_plans
+from plan_builder import write_file
+from small_plans import small_plans
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "examples" / "launch"
@@ -33,10 +32,8 @@ def start_node(settings: dict[str, str]) -> subprocess.Popen[str]:
 
 
 def test_two_nodes_train_together(tmp_path: Path) -> None:
-    plans, steps = tmp_path / "plans.jsonl", 2
-    with write_plans(plans) as write:
-        for step in range(steps):
-            write(small_plan(step, 2))
+    steps = 2
+    plans = write_file(tmp_path / "plans.jsonl", small_plans(steps, 2))
     settings = {
         "PLANS": str(plans),
         "CHECKPOINTS": str(tmp_path / "checkpoints"),

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from plan_builder import write_file
 from random_plans import one_pipeline_plan
 from ranks import run_ranks
 
 from seqplan import runtime
-from seqplan.plans.format.plan_file import write_plans
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
@@ -120,9 +120,7 @@ def train_shortest(rank: int, world_size: int, folder: Path) -> tuple[int, float
 
 
 def test_the_shortest_trainer_trains(tmp_path: Path) -> None:
-    with write_plans(tmp_path / "plans.jsonl") as write:
-        for plan in plans(2):
-            write(plan)
+    write_file(tmp_path / "plans.jsonl", plans(2))
     outcomes = run_ranks(train_shortest, 2, tmp_path)
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][0] == len(LENGTHS) - 1
@@ -149,11 +147,8 @@ def trained_with_experts(rank: int, world_size: int, paths: list[str]) -> list[l
 def test_experts_of_the_page_train_whole_and_split(tmp_path: Path) -> None:
     paths = []
     for degree in (1, 2):
-        path = tmp_path / f"plans-{degree}.jsonl"
-        with write_plans(path) as write:
-            for plan in plans(2):
-                write(replace(plan, expert_parallel=degree))
-        paths.append(str(path))
+        split = [replace(plan, expert_parallel=degree) for plan in plans(2)]
+        paths.append(str(write_file(tmp_path / f"plans-{degree}.jsonl", split)))
     for whole, split in run_ranks(trained_with_experts, 2, paths):
         assert len(whole) == len(LENGTHS)
         assert split == pytest.approx(whole, rel=1e-6)

@@ -7,18 +7,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from seqplan import Plan, RankView, to_json
+from seqplan import RankView
 from seqplan.runtime.data.tokens import SeededTokens, load_share
 from seqplan.runtime.sources.consumer import PlanConsumer
 from seqplan.runtime.sources.fan_out import FanOutSource
 from seqplan.runtime.sources.source import FileSource
 
 HERE_S = 20.0
-
-
-def written(path: Path, plans: list[Plan]) -> Path:
-    path.write_text("".join(to_json(plan) + "\n" for plan in plans), encoding="utf-8")
-    return path
 
 
 def control_group(limit_s: float = 60) -> dist.ProcessGroup:

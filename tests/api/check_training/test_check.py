@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from command_line import call, complaint
+from plan_builder import write_file
 from random_plans import one_pipeline_plan
-from small_check import written
 
 from seqplan import Plan, Scheme, from_json, read_plans
 from seqplan.api.check_training.check import Check, CheckedStep, first_plans, relative, size_model
@@ -24,14 +24,14 @@ def test_plans_for_another_number_of_ranks(plans: Path) -> None:
 def test_lost_ranks_are_left_out(plans: Path, tmp_path: Path) -> None:
     plan = next(read_plans(plans))
     lost = replace(plan, world_size=3, idle_ranks=(*plan.idle_ranks, 2), lost_ranks=(2,))
-    path = written(tmp_path / "lost.jsonl", [lost])
+    path = write_file(tmp_path / "lost.jsonl", [lost])
     assert first_plans(path, 2, 1) == [plan]
     assert first_plans(path, 3, 1) == [lost]
 
 
 def test_other_bad_input(plans: Path, tmp_path: Path) -> None:
     valid = list(read_plans(plans))
-    gap = written(tmp_path / "gap.jsonl", [valid[0], valid[1], valid[3]])
+    gap = write_file(tmp_path / "gap.jsonl", [valid[0], valid[1], valid[3]])
     message = complaint(call("check", "training", "--plans", gap, "--ranks", 2))
     assert "step 3 follows step 1; ranks run steps without a gap, at most 2 here" in message
     empty, missing = tmp_path / "empty.jsonl", tmp_path / "missing.jsonl"
@@ -44,7 +44,7 @@ def test_other_bad_input(plans: Path, tmp_path: Path) -> None:
         (("--plans", plans, "--data", missing), absent),
     ):
         assert complaint(call("check", "training", "--ranks", 2, *arguments)) == message
-    unsound = written(tmp_path / "unsound.jsonl", [replace(valid[0], tokens=valid[0].tokens + 1)])
+    unsound = write_file(tmp_path / "bad.jsonl", [replace(valid[0], tokens=valid[0].tokens + 1)])
     message = complaint(call("check", "training", "--plans", unsound, "--ranks", 2))
     assert "step 0: breaks a rule of the format: tokens: " in message
 
@@ -52,7 +52,7 @@ def test_other_bad_input(plans: Path, tmp_path: Path) -> None:
 def test_micro_steps_through_stages_are_rejected_before_ranks_start(tmp_path: Path) -> None:
     plan = one_pipeline_plan(Scheme(pp=2), [40, 9], step=4)
     pipelines = (replace(plan.pipelines[0], micro_step=0),)
-    path = written(tmp_path / "lockstep.jsonl", [replace(plan, pipelines=pipelines)])
+    path = write_file(tmp_path / "lockstep.jsonl", [replace(plan, pipelines=pipelines)])
     with pytest.raises(ValueError, match=r"step 4: lockstep with stages is for trainers"):
         first_plans(path, 2, 1)
 

@@ -14,6 +14,7 @@ import pytest
 from command_forks import CommandProcess
 from command_line import call, complaint, process, succeeded
 from expert_runs import RoutedCase
+from plan_builder import write_file
 from random_plans import one_pipeline_plan
 from small_check import (
     ENDED_S,
@@ -25,10 +26,9 @@ from small_check import (
     logs,
     none_left,
     planned,
-    written,
 )
 
-from seqplan import Plan, Scheme, read_plans, to_json
+from seqplan import Plan, Scheme, read_plans
 from seqplan.api.check_training import check as train_check
 from seqplan.api.check_training.check import Check, CheckRequest, Gates, first_plans
 from seqplan.api.check_training.processes import RankServer, rank_server
@@ -111,7 +111,7 @@ def test_saved_bytes_are_reported_with_the_modes_of_the_plan(server: RankServer)
 
 def test_split_experts_agree_with_one_process(server: RankServer, tmp_path: Path) -> None:
     case = RoutedCase(4, 9, expert_parallel=2, tensor=True, modes=True)
-    plans = first_plans(written(tmp_path / "plans.jsonl", case.plans()), 4, 2)
+    plans = first_plans(write_file(tmp_path / "plans.jsonl", case.plans()), 4, 2)
     check = run_check(plans, server)
     assert check.agrees
     assert len(check.steps) == 2
@@ -232,7 +232,7 @@ def test_rows_come_as_steps_are_done(plans: Path, temporary: Path) -> None:
 @pytest.mark.usefixtures("in_server")
 def test_fewer_plans_than_requested(plans: Path, tmp_path: Path) -> None:
     """Rejected before anything starts; steps beyond the requested ones do not matter."""
-    two = written(tmp_path / "two.jsonl", list(read_plans(plans))[:2])
+    two = write_file(tmp_path / "two.jsonl", list(read_plans(plans))[:2])
     outcome = call("check", "training", "--plans", two, "--ranks", RANKS, "--steps", 99)
     assert outcome.code == 0
     assert f"seqplan: {two}: has 2 plans, not 99: all are run" in outcome.err.splitlines()
@@ -259,13 +259,13 @@ def test_fewer_plans_than_requested(plans: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("in_server")
 def test_tensor_and_pipeline_parallel_plans_agree_too(tmp_path: Path) -> None:
     """One step each of two ranks of tensor, pipeline, Ulysses and ring parallelism."""
-    path = tmp_path / "plans.jsonl"
     schemes = [Scheme(tp=2), Scheme(pp=2), Scheme(ulysses=2), Scheme(ring=2)]
-    path.write_text(
-        "".join(
-            f"{to_json(one_pipeline_plan(scheme, [70, 9, 31], step=step, packed=False))}\n"
+    path = write_file(
+        tmp_path / "plans.jsonl",
+        (
+            one_pipeline_plan(scheme, [70, 9, 31], step=step, packed=False)
             for step, scheme in enumerate(schemes)
-        )
+        ),
     )
     arguments = ("check", "training", "--plans", path, "--ranks", 2, "--dtype", "float64", "--json")
     document = json.loads(succeeded(call(*arguments)))

@@ -5,22 +5,16 @@ from pathlib import Path
 
 import pytest
 from expert_runs import RoutedCase
+from plan_builder import write_file
 from random_plans import one_pipeline_plan
 
-from seqplan import Plan, Scheme, write_plans
+from seqplan import Scheme
 from seqplan.api.check_training.check import count_step_gathered, first_plans, size_model
-
-
-def write(path: Path, plans: list[Plan]) -> Path:
-    with write_plans(path) as add:
-        for plan in plans:
-            add(plan)
-    return path
 
 
 def test_steps_of_several_degrees_are_rejected(tmp_path: Path) -> None:
     plans = RoutedCase(4, 4, expert_parallel=2, steps=2).plans()
-    path = write(tmp_path / "plans.jsonl", [plans[0], replace(plans[1], expert_parallel=4)])
+    path = write_file(tmp_path / "plans.jsonl", [plans[0], replace(plans[1], expert_parallel=4)])
     with pytest.raises(ValueError, match="expert_parallel 4, the steps before 2"):
         first_plans(path, 4, 2)
 

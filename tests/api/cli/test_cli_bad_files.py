@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import call, complaint, fresh_process, nothing_left, succeeded
+from plan_builder import write_file
 from planned_files import PlannedFiles, propose
 
 from seqplan import Scheme, read_plans, to_json
@@ -179,8 +180,7 @@ def test_a_plan_that_breaks_a_rule_is_a_failure(dense: PlannedFiles, tmp_path: P
     first, *rest = read_plans(dense.plans)
     hasty = replace(first.pipelines[0], predicted_ms=0.5)
     first = replace(first, tokens=first.tokens + 1, pipelines=(hasty, *first.pipelines[1:]))
-    path = tmp_path / "plans.jsonl"
-    path.write_text("".join(to_json(plan) + "\n" for plan in [first, *rest]))
+    path = write_file(tmp_path / "plans.jsonl", [first, *rest])
     outcome = call("check", "plans", path, "--profile", dense.profile)
     assert (outcome.code, outcome.err) == (1, "")
     assert "step 0: tokens: " in outcome.out

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_builder import plan_of
+from plan_builder import plan_of, write_file
 
-from seqplan import Plan, Profile, Scheme, write_plans
+from seqplan import Plan, Profile, Scheme
 from seqplan.api.cli import main
 from seqplan.api.cli.trace import trace
 from seqplan.costs.shipped.catalogue import load_shipped
@@ -137,18 +137,11 @@ def test_tracks_have_names() -> None:
     assert "pipeline 2: pp2 on ranks 8–9" in names
 
 
-def write(path: Path, *plans: Plan) -> Path:
-    with write_plans(path) as add:
-        for plan in plans:
-            add(plan)
-    return path
-
-
 def test_the_verb_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile = load_shipped("llama-7b-a800-80gb")
     plan = replace(MICRO_STEPS, provenance=replace(MICRO_STEPS.provenance, profile=profile.digest))
     expected = trace(plan, profile.forward_fraction, f"profile {profile.name}")
-    plans, output = write(tmp_path / "plans.jsonl", plan), tmp_path / "trace.json"
+    plans, output = write_file(tmp_path / "plans.jsonl", [plan]), tmp_path / "trace.json"
     assert main(["trace", str(plans), "--step", "7", "-o", str(output)]) == 0
     assert capsys.readouterr().out == f"written: {output}\n"
     assert json.loads(output.read_text()) == expected
@@ -167,7 +160,7 @@ def test_the_profile_gives_the_share_of_forward(
 
     def traced(digest: str, *more: str) -> dict[str, Any]:
         plan = replace(PIPELINED, provenance=replace(PIPELINED.provenance, profile=digest))
-        plans = write(tmp_path / "plans.jsonl", plan)
+        plans = write_file(tmp_path / "plans.jsonl", [plan])
         assert main(["trace", str(plans), "--step", "7", *more]) == 0
         return json.loads(capsys.readouterr().out)
 
@@ -181,13 +174,13 @@ def test_the_profile_gives_the_share_of_forward(
     assert first["dur"] == pytest.approx(0.25 * 10.001 * 1000)
     by_name = traced(load_shipped("llama-32b-a800-80gb").digest)["otherData"]
     assert by_name["forward_fraction_source"] == "profile llama-32b-a800-80gb"
-    plans = write(tmp_path / "plans.jsonl", PIPELINED)
+    plans = write_file(tmp_path / "plans.jsonl", [PIPELINED])
     assert main(["trace", str(plans), "--step", "7", "--profile", str(path)]) == 2
     assert "was planned from another profile than" in capsys.readouterr().err
 
 
 def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plans = write(tmp_path / "plans.jsonl", MICRO_STEPS)
+    plans = write_file(tmp_path / "plans.jsonl", [MICRO_STEPS])
     text = plans.read_text()
     output = tmp_path / "trace.json"
     cases = [
@@ -210,6 +203,6 @@ def test_an_unsound_plan_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixtu
     first, *others = MICRO_STEPS.pipelines
     micro = MicroBatch((99,), 100, 100, 30.3)
     wrong = PlannedPipeline(first.scheme, first.ranks, (micro,), 30.3, 0)
-    plans = write(tmp_path / "plans.jsonl", make_plan(wrong, *others))
+    plans = write_file(tmp_path / "plans.jsonl", [make_plan(wrong, *others)])
     assert main(["trace", str(plans), "--step", "7"]) == 2
     assert "position 99 is outside" in capsys.readouterr().err

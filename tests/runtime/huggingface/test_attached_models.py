@@ -17,11 +17,10 @@ from attached_rejections import REJECTED
 from attached_scenarios import load, meanwhile, on_rank, rejected_on_rank
 from attached_training import examples
 from free_port import free_port
+from plan_builder import write_file
 from plan_service import PlanService, serving
 from started_on_meta import start_on_meta
 from transformers_ranks import Program, needs_transformers, run_with_transformers
-
-from seqplan.plans.format.plan_file import write_plans
 
 pytestmark = needs_transformers
 
@@ -30,9 +29,7 @@ pytestmark = needs_transformers
 def every_outcome() -> Any:
     ports = [free_port(), free_port()]
     with tempfile.TemporaryDirectory() as folder:
-        with write_plans(Path(folder) / "plans.jsonl") as write:
-            for plan in plans():
-                write(plan)
+        write_file(Path(folder) / "plans.jsonl", plans())
         with serving(PlanService(plans())) as service:
             arguments = Path(folder), f"{service.url}/v1/jobs/a%20job"
             ran = run_with_transformers(

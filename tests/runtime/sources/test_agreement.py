@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consuming import HERE_S, consume, control_group, fan_out, prepare_tokens, threads, written
+from consuming import HERE_S, consume, control_group, fan_out, prepare_tokens, threads
+from plan_builder import write_file
 from plan_service import PlanService, serving
 from ranks import run_ranks
 from small_plans import small_plan, small_plans
@@ -125,9 +126,9 @@ def lost_rank(rank: int, world_size: int, path: Path) -> str:
 def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What every rank of three raised in each scenario: the same on all of them."""
     folder = tmp_path_factory.mktemp("plans")
-    good = written(folder / "good.jsonl", small_plans(4, 3))
-    short = written(folder / "short.jsonl", small_plans(2, 3))
-    changed = written(
+    good = write_file(folder / "good.jsonl", small_plans(4, 3))
+    short = write_file(folder / "short.jsonl", small_plans(2, 3))
+    changed = write_file(
         folder / "changed.jsonl", [*small_plans(2, 3), small_plan(2, 3, seed=1), small_plan(3, 3)]
     )
     damaged = folder / "damaged.jsonl"
@@ -176,7 +177,7 @@ def test_a_digest_that_differs_on_one_rank(failures: dict[str, str]) -> None:
 
 
 def test_a_rank_that_stops_asking(tmp_path: Path) -> None:
-    messages = run_ranks(lost_rank, 2, written(tmp_path / "plans.jsonl", small_plans(4, 2)))
+    messages = run_ranks(lost_rank, 2, write_file(tmp_path / "plans.jsonl", small_plans(4, 2)))
     assert "\n" not in messages[0]
 
 

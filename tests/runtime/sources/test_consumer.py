@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consuming import HERE_S, consume, fan_out, prepare_tokens, threads, written
+from consuming import HERE_S, consume, fan_out, prepare_tokens, threads
+from plan_builder import write_file
 from plan_service import PlanService, serving
 from ranks import run_ranks
 from small_plans import small_plan, small_plans, view_of
@@ -77,7 +78,7 @@ def test_every_rank_runs_every_step(tmp_path: Path, kind: str) -> None:
     plans = small_plans(6, 2, first=5)
     service = PlanService(plans)
     with serving(service):
-        where = service.url if kind == "http" else written(tmp_path / "plans.jsonl", plans)
+        where = service.url if kind == "http" else write_file(tmp_path / "plans.jsonl", plans)
         results = run_ranks(every_step, 2, kind, where)
     for rank, (ran, left) in enumerate(results):
         assert [step[:2] for step in ran] == [(plan.step, digest(plan)) for plan in plans]
@@ -87,13 +88,13 @@ def test_every_rank_runs_every_step(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_trainer_that_raises_leaves_no_thread(tmp_path: Path) -> None:
-    path = written(tmp_path / "plans.jsonl", small_plans(4, 2))
+    path = write_file(tmp_path / "plans.jsonl", small_plans(4, 2))
     assert run_ranks(failing_trainer, 2, path) == [0, 0]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
 def test_nothing_grows(tmp_path: Path) -> None:
-    path = written(tmp_path / "plans.jsonl", small_plans(300, 2))
+    path = write_file(tmp_path / "plans.jsonl", small_plans(300, 2))
     for count, counts in run_ranks(many_steps, 2, path, timeout_s=120):
         assert count == 300
         assert counts[0] == counts[1]

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from plan_builder import write_file
 from plan_service import PlanService, serving
 from random_plans import one_pipeline_plan
 from small_plans import small_plan, small_plans, unsound, view_of
 
-from seqplan import Plan, RankView, Scheme, Strategy, digest, to_json
+from seqplan import Plan, RankView, Scheme, Strategy, digest
 from seqplan.plans.plan import Considered
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
 from seqplan.runtime.sources.fan_out import FanOutSource
@@ -26,11 +27,6 @@ from seqplan.runtime.sources.source import FileSource, PlanSource
 WORLD = 3
 SOON_S = 20.0
 """Long enough for the slowest machine; nothing waits so long without errors."""
-
-
-def write_file(path: Path, plans: list[Plan]) -> Path:
-    path.write_bytes(b"".join(to_json(plan).encode() + b"\n" for plan in plans))
-    return path
 
 
 def new_store() -> dist.Store:  # type: ignore[name-defined]

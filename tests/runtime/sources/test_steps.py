@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consuming import HERE_S, control_group, prepare_tokens, threads, written
+from consuming import HERE_S, control_group, prepare_tokens, threads
+from plan_builder import write_file
 from plan_service import PlanService, serving
 from ranks import run_ranks
 from service_process import serving as running
@@ -99,7 +100,7 @@ def reject_all(rank: int, world_size: int, path: Path, url: str) -> list[str]:
 
 def test_file_url_and_iterable_give_equal_steps(tmp_path: Path) -> None:
     plans = small_plans(6, WORLD)
-    path = written(tmp_path / "plans.jsonl", plans)
+    path = write_file(tmp_path / "plans.jsonl", plans)
     with serving(PlanService(plans)) as service:
         url = f"{service.url}v1/jobs/a%20job"
         of_ranks = run_ranks(from_all, WORLD, path, url, 2)
@@ -119,7 +120,7 @@ def test_real_service_gives_the_steps_of_its_plans(tmp_path: Path) -> None:
         texts = [served.send("GET", f"/v1/jobs/job/plans/{n}").body.decode() for n in range(STEPS)]
         assert served.ok("GET", "/v1/jobs/job")["acknowledged"] == [STEPS - 1] * WORLD
     plans = [from_json(text) for text in texts]
-    path = written(tmp_path / "plans.jsonl", plans)
+    path = write_file(tmp_path / "plans.jsonl", plans)
     assert by_url == run_ranks(every_step, WORLD, path) == run_ranks(every_step, WORLD, plans)
     assert [view.digest for view, _ in by_url[0]] == [digest(plan) for plan in plans]
 
@@ -149,7 +150,7 @@ def test_job_without_its_lost_rank_runs_on_the_ranks_that_are_left(tmp_path: Pat
         # Plans count rank 1 as 2. The whole plan, which has the numbers, is read once.
         assert [path.count("/ranks/") for path in fetched] == [1, 0, *[1] * (STEPS - 1)]
     plans = [from_json(text) for text in texts]
-    path = written(tmp_path / "plans.jsonl", plans)
+    path = write_file(tmp_path / "plans.jsonl", plans)
     assert by_url == run_ranks(every_step, WORLD, plans)
     assert [view.digest for view, _ in by_url[1]] == [digest(plan) for plan in plans]
     with pytest.raises(PlanError, match="for 3 ranks, of which 2 are left, the job has 1"):
@@ -222,7 +223,7 @@ def test_other_objects_are_rejected() -> None:
 
 
 def test_bad_input_ends_every_rank(tmp_path: Path) -> None:
-    path = written(tmp_path / "plans.jsonl", small_plans(2, WORLD))
+    path = write_file(tmp_path / "plans.jsonl", small_plans(2, WORLD))
     with serving(PlanService([])) as service:
         of_ranks = run_ranks(reject_all, WORLD, path, f"{service.url}v1/jobs/other")
     absent = tmp_path / "none.jsonl"

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from plan_builder import write_file
 from random_plans import random_staged_plan
 from trainers import start_trainers
 
-from seqplan import Planner, to_json
+from seqplan import Planner
 
 SMALL = Path(__file__).parents[3] / "examples" / "data" / "llama-small-cpu.json"
 RANKS, STEPS = 2, 12
@@ -70,8 +71,7 @@ def test_any_rank_may_be_killed_at_any_step(tmp_path: Path) -> None:
     schemes = {pipeline.scheme for plan in step_plans for pipeline in plan.pipelines}
     assert any(scheme.tp > 1 for scheme in schemes)
     assert any(scheme.pp > 1 for scheme in schemes)
-    plans = tmp_path / "plans.jsonl"
-    plans.write_text("".join(f"{to_json(plan)}\n" for plan in step_plans))
+    plans = write_file(tmp_path / "plans.jsonl", step_plans)
     straight = dict(trained(plans, tmp_path / "straight").losses)
     assert sorted(straight) == list(range(STEPS))
     killed = tmp_path / "killed"
@@ -101,7 +101,7 @@ def test_job_goes_on_with_the_ranks_that_are_left(tmp_path: Path) -> None:
             planner.plan(of_step, [10 * step + i for i in range(len(of_step))], step=step)
             for step, of_step in enumerate(lengths)
         ]
-        path.write_text("".join(f"{to_json(plan)}\n" for plan in made))
+        write_file(path, made)
     assert any(len(pipeline.ranks) > 1 for plan in made for pipeline in plan.pipelines)
     straight = dict(trained(plans, tmp_path / "straight", world_size=4).losses)
     killed = tmp_path / "killed"

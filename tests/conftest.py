@@ -17,7 +17,9 @@ LONGEST = (
     *("planner/proposal/test_backends.py", "api/rest/test_job_states.py"),
     *("runtime/sources/test_outages.py", "runtime/checkpoint/test_checkpoint_damage.py"),
     *("runtime/sources/test_steps.py", "runtime/checkpoint/test_checkpoint.py"),
-    "repository/test_plain_install.py",
+    *("repository/test_plain_install.py", "runtime/experts/test_split_experts.py"),
+    *("runtime/test_recomputation.py", "runtime/test_sums_and_orders.py"),
+    *("runtime/pipeline/test_staged_steps.py", "runtime/training/test_resume.py"),
 )
 """Files that run first, as a worker runs a whole file: at the end others would wait for it."""
 

@@ -24,6 +24,13 @@ port = 0
 LONG = FILE.replace("tokens = 8000", "tokens = 40000")
 
 
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    """Where a test writes its job, next to the lengths."""
+    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
+    return tmp_path / "job.toml"
+
+
 def planned_by_the_command_line(folder: Path, *options: str) -> list[str]:
     """Plans of the same job by ``propose``, with these last, and ``plan``."""
     proposal, plans = folder / "proposal.json", folder / "plans.jsonl"
@@ -41,9 +48,7 @@ def planned_by_the_sidecar(job_file: Path) -> list[str]:
         return [served.send("GET", path).body.decode() for path in paths]
 
 
-def test_a_sidecar_plans_like_the_command_line(tmp_path: Path) -> None:
-    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
-    job_file = tmp_path / "job.toml"
+def test_a_sidecar_plans_like_the_command_line(tmp_path: Path, job_file: Path) -> None:
     job_file.write_text(FILE)
     plans = planned_by_the_command_line(tmp_path)
     for _ in range(2):  # begun again, it goes on with what it has
@@ -54,18 +59,15 @@ def test_a_sidecar_plans_like_the_command_line(tmp_path: Path) -> None:
         assert "has a job 'job' of other settings" in line
 
 
-def test_a_sidecar_plans_in_lockstep(tmp_path: Path) -> None:
-    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
-    job_file = tmp_path / "job.toml"
+def test_a_sidecar_plans_in_lockstep(tmp_path: Path, job_file: Path) -> None:
     job_file.write_text(LONG + 'execution = "lockstep"\nmicro_step_multiple = 2\n')
     micro_steps = ("--execution", "lockstep", "--micro-step-multiple", "2")
     plans = planned_by_the_command_line(tmp_path, "--tokens", "40000", *micro_steps)
     assert planned_by_the_sidecar(job_file) == plans
 
 
-def test_no_other_user_removes_the_job_of_a_sidecar(tmp_path: Path) -> None:
-    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
-    job_file, token_file = tmp_path / "job.toml", tmp_path / "job.token"
+def test_no_other_user_removes_the_job_of_a_sidecar(tmp_path: Path, job_file: Path) -> None:
+    token_file = tmp_path / "job.token"
     job_file.write_text(FILE)
     with serving("--job", job_file, command="sidecar") as served:
         assert served.send("GET", "/v1/jobs/job/plans/0?wait=30").status == 200
@@ -86,25 +88,19 @@ def test_no_other_user_removes_the_job_of_a_sidecar(tmp_path: Path) -> None:
     assert tokens[0] == tokens[1]
 
 
-def test_sidecar_plans_for_costs_that_are_off(tmp_path: Path) -> None:
-    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
-    job_file = tmp_path / "job.toml"
+def test_sidecar_plans_for_costs_that_are_off(job_file: Path) -> None:
     job_file.write_text(FILE + "robust = 0.1\n")
     assert all('"robust":0.1' in plan for plan in planned_by_the_sidecar(job_file))
 
 
-def test_sidecar_plans_for_a_trainer(tmp_path: Path) -> None:
-    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
-    job_file = tmp_path / "job.toml"
+def test_sidecar_plans_for_a_trainer(tmp_path: Path, job_file: Path) -> None:
     job_file.write_text(FILE + 'trainer = "seqplan-huggingface"\n')
     plans = planned_by_the_command_line(tmp_path, "--trainer", "seqplan-huggingface")
     assert planned_by_the_sidecar(job_file) == plans
     assert '"tp":2' not in "".join(plans)
 
 
-def test_a_sidecar_plans_around_slow_ranks_and_follows_its_times(tmp_path: Path) -> None:
-    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
-    job_file = tmp_path / "job.toml"
+def test_a_sidecar_plans_around_slow_ranks_and_follows_its_times(job_file: Path) -> None:
     job_file.write_text(FILE + "slowdown = [1, 1.3, 1, 1]\n")
     assert '"slowdown":1.3' in "".join(planned_by_the_sidecar(job_file))
     rest = 'job = "lost"\nslowdown = [1, "lost", 1, 1, 1, 1, 1, 1]\n'
@@ -156,10 +152,9 @@ def test_a_sidecar_plans_around_slow_ranks_and_follows_its_times(tmp_path: Path)
         (f'{LONG}refit = true\nexecution = "lockstep"', "refit: in lockstep a rank's time is of"),
     ],
 )
-def test_bad_job_files(tmp_path: Path, text: str, message: str) -> None:
-    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
-    (tmp_path / "job.toml").write_text(f"{text}\n")
-    line = complaint(call("sidecar", "--job", tmp_path / "job.toml"))
+def test_bad_job_files(tmp_path: Path, job_file: Path, text: str, message: str) -> None:
+    job_file.write_text(f"{text}\n")
+    line = complaint(call("sidecar", "--job", job_file))
     assert message in line
     assert any(name in line for name in ("job.toml: ", "none.npy: ", "a/s.db"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.toml", "lengths.npy"]

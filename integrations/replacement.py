@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from seqplan.planner.balance.balanced import Balanced
-    from seqplan.planner.lockstep.rank_groups import GroupedMicroSteps
+    from seqplan.planner.lockstep.filling.rank_groups import GroupedMicroSteps
 
 
 def describe_plan(plan: Balanced | GroupedMicroSteps) -> dict[str, float]:

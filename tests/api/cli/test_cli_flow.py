@@ -62,6 +62,18 @@ def test_steps_shorter_than_a_sequence_may_be_are_noted(tmp_path: Path, lengths:
     assert "is shorter than" not in succeeded(propose(lengths, output, "--tokens", MAX_LEN))
 
 
+def test_rings_that_a_profile_lacks_on_a_large_cluster_are_noted(
+    tmp_path: Path, lengths: Path
+) -> None:
+    options = ("--profile", "llama-7b-a800-80gb", "--max-len", 8192, "--tokens", 20_000)
+    few, many = (
+        succeeded(propose(lengths, tmp_path / f"{gpus}.json", *options, "--gpus", gpus))
+        for gpus in (64, 512)
+    )
+    assert "longest ring" not in few
+    assert "On 512 GPUs rings of up to 16 are usual" in many
+
+
 def test_trainer_holds_from_proposal_to_plans(tmp_path: Path, lengths: Path) -> None:
     output = tmp_path / "proposal.json"
     hosted = ("--profile", "llama-7b-a800-80gb", "--tokens", 8000, "--trainer")

@@ -147,11 +147,13 @@ def proposal_lines(proposal: Proposal) -> list[str]:
         )
     rings = max(scheme.ring for scheme in proposal.profile.by_scheme)
     if (usual := find_longest_ring(proposal)) > max(rings, MOST_RING):
-        gpus = proposal.workload.gpus
+        gpus, known = proposal.workload.gpus, proposal.profile
+        measured = any(entry.origin != "derived" for entry in known.schemes)
         notes.append(
             f"The profile's longest ring has {rings} ranks. On {gpus:,} GPUs rings of up to "
             f"{usual} are usual, with which a long sequence takes less time: seqplan profile "
-            f"derive --nodes {-(-gpus // proposal.profile.gpus_per_node)} adds them."
+            f"derive --{'profile' if measured else 'model'} … --hardware … --nodes "
+            f"{-(-gpus // known.gpus_per_node)} has them."
         )
     if notes:
         lines.append("")

@@ -13,12 +13,18 @@ from hypothesis import strategies as st
 from settings_made import CODE, dense, lockstep, rings
 
 from seqplan import Batch, Scheme, Strategy
+from seqplan.costs.latency import Latency
+from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.simulation.iteration import compute_ms
 from seqplan.planner.systems.deepspeed import deepspeed
 from seqplan.planner.systems.flexsp import flexsp_like
 from seqplan.planner.systems.hotspa import hotspa
 from seqplan.planner.systems.hydraulis import hydraulis
-from seqplan.planner.systems.karmarkar_karp import differencing, karmarkar_karp
+from seqplan.planner.systems.karmarkar_karp import (
+    differencing,
+    karmarkar_karp,
+    verl_micro_batches,
+)
 from seqplan.planner.systems.loongforge import rebalance
 from seqplan.planner.systems.megatron import megatron
 from seqplan.planner.systems.megatron_dcp import megatron_dcp
@@ -283,3 +289,10 @@ def test_without_pulp_the_published_packing_is_left_out(monkeypatch: pytest.Monk
     assert published.why.endswith("needs the pulp package: pip install 'seqplan[reference]'")
     assert isinstance(balanced, ComparedSystem)
     assert all(isinstance(system, ComparedSystem) for system in BY_NAME["hydraulis-fast"](dense()))
+
+
+def test_verl_adds_a_micro_batch_while_one_is_too_long() -> None:
+    """Two would hold 18 of 20 tokens, but not 12 and 6 of 10 each."""
+    model = SchemeModel(Scheme(), Latency(0.0, 1.0, 1.0, 0.0), 10)
+    (of_rank,) = verl_micro_batches([6, 6, 6], 1, model)
+    assert sorted(of_rank) == [[0], [1], [2]]

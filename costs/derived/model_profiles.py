@@ -19,16 +19,17 @@ from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
 MOST_STAGES = 2
-"""pp at most, of a scheme that is derived by default. With 4 next to context parallelism, static
-runs of llama3-70b take up to 4 % less, but searches miss plans that are 0.8 % faster."""
+"""pp at most, of a scheme that is derived by default."""
 
 OFFLOADING = ("elementwise+0.5", "elementwise+1")
 """Modes that are derived by default if there is host memory: others gain less from it."""
 
-DEEP_STAGES, DEEP_FROM = 8, 0.25
-"""pp at most, without context parallelism, of models whose parameters and gradients take more than
-this share of the memory at tp 8 and pp 2. On llama3-70b such plans are 1.03 times as fast (``./run
-bench memory``), and proposals take three times as long; smaller models gain nothing."""
+DEEP_STAGES, DEEP_CONTEXT_STAGES, DEEP_FROM = 8, 4, 0.25
+"""pp at most, without context parallelism and, if there are no experts, with it; of models whose
+parameters and gradients take more than this share of the memory at tp 8 and pp 2. On llama3-70b
+such plans are 1.03 times as fast (``./run bench memory``), and proposals take three times as long;
+smaller models gain nothing. Static runs of llama3-70b with pp 4 and context parallelism take up to
+4 % less than with pp 2."""
 
 
 MOST_BLOCK, MOST_DEGREES = 256, 3
@@ -45,12 +46,13 @@ def list_schemes(shape: ModelShape, cluster: ClusterHardware, *, zero: int = 1) 
         resident = (PARAMETER_BYTES + 4) * sizes.parameters / (8 * MOST_STAGES)
         if resident > DEEP_FROM * cluster.hardware.memory_bytes:
             most_stages = DEEP_STAGES
+    with_context = MOST_STAGES if shape.architecture.experts else DEEP_CONTEXT_STAGES
     layouts = product((1,), (1,)) if zero == 3 else product((1, 2, 4, 8), (1, 2, 4, 8))
     return [
         scheme
         for tp, pp in layouts
         for scheme in list_usual_context(tp, pp, cluster.gpus, cluster.gpus_per_node)
-        if scheme.pp <= (MOST_STAGES if scheme.sp > 1 else most_stages)
+        if scheme.pp <= (min(most_stages, with_context) if scheme.sp > 1 else most_stages)
         and scheme.tp * scheme.ulysses <= cluster.gpus_per_node
         and scheme_problem(scheme, shape) is None
     ]

@@ -27,6 +27,7 @@ from seqplan.planner.proposal.layouts import (
     choose_layout,
     explain_choice,
 )
+from seqplan.planner.proposal.neighbors import find_neighbors
 from seqplan.planner.proposal.scenarios import Scenarios
 from seqplan.planner.proposal.search import search
 from seqplan.planner.strategies.homogeneous import promising_homogeneous
@@ -122,9 +123,10 @@ def propose(
        a bound proves slower than a known one are left out.
     2. When none found holds ``max_len`` tokens, one is searched for a batch that has such a
        sequence.
-    3. All strategies are timed on all batches, and the ``effort.kept`` are kept that together leave
-       the least mean time of the best per batch (``conclude``): with a ``sync`` of one layout,
-       unless several are better by more than ``ONE_LAYOUT`` (``choose_layout``).
+    3. All strategies are timed on all batches, and neighbors of the best join them.
+    4. The ``effort.kept`` are kept that together leave the least mean time of the best per batch
+       (``conclude``): with a ``sync`` of one layout, unless several are better by more than
+       ``ONE_LAYOUT`` (``choose_layout``).
 
     ``derived``: the schemes whose costs nobody has measured. ``regroup``: groups may change
     within a step, and a layout's worth includes that. At least one kept candidate holds ``max_len``
@@ -148,13 +150,14 @@ def propose(
         if regroup:
             may_regroup = make_regroup_layouts(models, sync)
             strategies += _of_layouts(may_regroup, strategies, models, gpus, max_len)
+    _try_all(strategies, judged, report)
+    strategies += find_neighbors(strategies, judged, gpus)
     return conclude(
         strategies,
         judged,
         models,
         max_len,
         effort.kept,
-        report=report,
         sync=sync,
         scenarios=scenarios,
         may_regroup=may_regroup,
@@ -174,7 +177,8 @@ def evaluate_strategies(
     report = progress or (lambda stage, done, total: None)
     families = Families(models, gpus, NO_SYNC)
     judged = [BatchTimes(batch, families, NO_SYNC) for batch in batches[: effort.judged]]
-    return conclude(strategies, judged, models, max_len, effort.kept, report=report)
+    _try_all(strategies, judged, report)
+    return conclude(strategies, judged, models, max_len, effort.kept)
 
 
 def _search_strategies(
@@ -230,18 +234,17 @@ def conclude(
     models: Models,
     max_len: int,
     most_kept: int,
-    report: Progress,
     sync: SyncTimes | None = None,
     scenarios: Scenarios | None = None,
     may_regroup: Sequence[RegroupLayout] = (),
 ) -> CandidatePool:
-    """Time all strategies on all batches, and keep those that serve best together.
+    """Keep the strategies that serve best together; all are timed on all batches.
 
     At most ``most_kept`` of them. With an ``sync`` and ``scenarios``, candidates are of one
     layout, unless several layouts together are better (``choose_layout``), where groups of
     ``may_regroup`` count with their times by regrouping.
     """
-    times = _time_strategies(strategies, judged, report)
+    times = np.array([[one.time_ms(strategy) for one in judged] for strategy in strategies])
     timed = [
         _TimedStrategy(strategy, _reach_of(strategy, models), row)
         for strategy, row in zip(strategies, times, strict=True)
@@ -282,10 +285,10 @@ class _TimedStrategy:
     times_ms: npt.NDArray[np.float64]
 
 
-def _time_strategies(
+def _try_all(
     strategies: Sequence[Strategy], judged: Sequence[BatchTimes], report: Progress
-) -> npt.NDArray[np.float64]:
-    """Time every strategy on every batch (strategies, batches)."""
+) -> None:
+    """Time every strategy on every batch."""
     order = list(strategies)
     for done, batch_times in enumerate(judged):
         report("evaluating strategies", done, len(judged))
@@ -293,9 +296,6 @@ def _time_strategies(
             batch_times.try_strategy(strategy)
         order.sort(key=batch_times.time_ms)  # the next begins with what served this one
     report("evaluating strategies", len(judged), len(judged))
-    return np.array(
-        [[batch_times.time_ms(strategy) for batch_times in judged] for strategy in strategies]
-    )
 
 
 def _bound_judged_ms(judged: Sequence[BatchTimes], may_regroup: Sequence[RegroupLayout]) -> float:

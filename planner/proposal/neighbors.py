@@ -16,8 +16,8 @@ from seqplan.plans.scheme import Strategy
 
 BEST, ADDED, ROUNDS = 5, 4, 3
 """Strategies with neighbors, neighbors of a batch that are timed on all batches, and times that
-this is repeated. On llama3-70b with modes iterations are up to 1.1 % shorter by them, on others
-hardly; with all schemes in place of those in use the same, in more time."""
+this is repeated. Iterations of settings of ``./run bench memory`` are up to 1.3 % shorter by them,
+of most settings hardly; with all schemes in place of those in use the same, in more time."""
 
 
 def find_neighbors(

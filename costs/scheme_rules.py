@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import product
 from statistics import median
 
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profiled_scheme import ProfiledScheme
 from seqplan.plans.scheme import Scheme
 
-MOST_SHARES, MOST_RING = 16, 8
-"""ulysses·ring and ring at most, of schemes that are derived by default."""
-
-MOST_NODES, CLUSTER_SHARE = 64, 4
-"""ring at most if tp·ulysses fills a node, and the part of the cluster's nodes that it may take.
-Without, the longest sequence sets the steps of large clusters (``./run bench long_rings``)."""
-
 SPREAD = 2.0
 """How far a scheme's quadratic work may be from the profile's median before it is doubted."""
-
-
-def list_usual_context(tp: int, pp: int, gpus: int, gpus_per_node: int) -> list[Scheme]:
-    """List the schemes of tp and pp with usual degrees of ulysses and ring."""
-    powers = [2**power for power in range(MOST_NODES.bit_length())]
-    most_nodes = min(MOST_NODES, gpus // gpus_per_node // CLUSTER_SHARE)
-    schemes = [Scheme(tp, pp, ulysses, ring) for ulysses, ring in product(powers, powers)]
-    return [
-        scheme
-        for scheme in schemes
-        if scheme.gpus <= gpus
-        and (
-            (scheme.sp <= MOST_SHARES and scheme.ring <= MOST_RING)
-            or (tp * scheme.ulysses == gpus_per_node and scheme.ring <= most_nodes)
-        )
-    ]
 
 
 def scheme_problem(

@@ -15,8 +15,8 @@ from seqplan.api.cli.framework.output import (
     seconds,
     table,
 )
+from seqplan.costs.default_schemes import MOST_RING, find_longest_ring
 from seqplan.costs.lengths import read_lengths
-from seqplan.costs.scheme_rules import MOST_RING, list_usual_context, scheme_problem
 from seqplan.planner.proposal.backends import apply_backend
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.expert_rows import explain_degrees
@@ -145,14 +145,14 @@ def proposal_lines(proposal: Proposal) -> list[str]:
             f"{derived} {of} derived, not measured (seqplan profile show); measuring them on your "
             "GPUs is one command (seqplan profile measure)."
         )
-    rings = max(scheme.ring for scheme in proposal.profile.by_scheme)
-    if (usual := find_longest_ring(proposal)) > max(rings, MOST_RING):
-        gpus, known = proposal.workload.gpus, proposal.profile
+    gpus, known = proposal.workload.gpus, proposal.profile
+    rings = max(scheme.ring for scheme in known.by_scheme)
+    if (default := find_longest_ring(known, gpus)) > max(rings, MOST_RING):
         measured = any(entry.origin != "derived" for entry in known.schemes)
         notes.append(
-            f"The profile's longest ring has {rings} ranks. On {gpus:,} GPUs rings of up to "
-            f"{usual} are usual, with which a long sequence takes less time: seqplan profile "
-            f"derive --{'profile' if measured else 'model'} … --hardware … --nodes "
+            f"The profile's longest ring has {rings} ranks. Profiles derived for {gpus:,} GPUs "
+            f"have rings of up to {default}, with which a long sequence takes less time: seqplan "
+            f"profile derive --{'profile' if measured else 'model'} … --hardware … --nodes "
             f"{-(-gpus // known.gpus_per_node)} has them."
         )
     if notes:
@@ -169,17 +169,6 @@ def proposal_lines(proposal: Proposal) -> list[str]:
             f"{count_of(truncated, 'sequence')} truncated to {proposal.workload.max_len:,} tokens."
         )
     return lines
-
-
-def find_longest_ring(proposal: Proposal) -> int:
-    """Find the longest ring that is usual on the GPUs, in layouts of the profile."""
-    profile = proposal.profile
-    return max(
-        scheme.ring
-        for tp, pp in {(scheme.tp, scheme.pp) for scheme in profile.by_scheme}
-        for scheme in list_usual_context(tp, pp, proposal.workload.gpus, profile.gpus_per_node)
-        if scheme.sp == 1 or scheme_problem(scheme, profile.shape) is None
-    )
 
 
 def _spread(times: Sequence[float]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 
 from seqplan.costs.analytic.deployment import LOSSES, Deployment
 from seqplan.costs.analytic.derive import derive_profile, describe_degrees
@@ -11,12 +10,9 @@ from seqplan.costs.analytic.expert_parallel import ExpertParallelism
 from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.analytic.gpus.profiled_device import hardware_of
 from seqplan.costs.analytic.stacks import DEFAULT_STACK, STACKS
+from seqplan.costs.default_schemes import LAYOUTS, list_default_schemes
 from seqplan.costs.profile import Profile
-from seqplan.costs.scheme_rules import list_usual_context, scheme_problem
 from seqplan.plans.scheme import Scheme
-
-MOST_STAGES = 2
-"""pp at most."""
 
 
 def rederive_profile(
@@ -49,14 +45,16 @@ def rederive_profile(
     derived = all(entry.origin == "derived" for entry in profile.schemes)
     if not derived or f"{deployment.description}; nothing was measured" not in profile.source:
         return None
-    widths = (1,) if zero == 3 else (1, 2, 4, 8)
-    stages = (1,) if zero == 3 else (1, MOST_STAGES)
     schemes = [
         scheme
-        for tp, pp in product(widths, stages)
-        for scheme in list_usual_context(tp, pp, gpus, profile.gpus_per_node)
-        if runs(scheme)
-        and scheme_problem(scheme, sizes.shape, gpus_per_node=profile.gpus_per_node) is None
+        for scheme in list_default_schemes(
+            sizes.shape,
+            gpus,
+            profile.gpus_per_node,
+            memory_bytes=device.memory_bytes,
+            layouts=[(1, 1)] if zero == 3 else LAYOUTS,
+        )
+        if runs(scheme) and scheme.tp <= profile.gpus_per_node
     ]
     document = derive_profile(
         deployment,

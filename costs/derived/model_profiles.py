@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 
 from seqplan.costs.analytic.added_terms import load_cost_terms
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.gpus.hardware import ClusterHardware
-from seqplan.costs.analytic.memory import PARAMETER_BYTES
 from seqplan.costs.analytic.stacks import DEFAULT_STACK
+from seqplan.costs.default_schemes import LAYOUTS, list_default_schemes
 from seqplan.costs.derived.expected_error import add_expected_error
 from seqplan.costs.model_sizes import ModelShape, ModelSizes
 from seqplan.costs.profile import Profile
-from seqplan.costs.scheme_rules import expert_problem, list_usual_context, scheme_problem
+from seqplan.costs.scheme_rules import expert_problem
 from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
-MOST_STAGES = 2
-"""pp at most, of a scheme that is derived by default."""
-
 OFFLOADING = ("elementwise+0.5", "elementwise+1")
 """Modes that are derived by default if there is host memory: others gain less from it."""
-
-DEEP_STAGES, DEEP_CONTEXT_STAGES, DEEP_FROM = 8, 4, 0.25
-"""pp at most, without context parallelism and, if there are no experts, with it; of models whose
-parameters and gradients take more than this share of the memory at tp 8 and pp 2. On llama3-70b
-such plans are 1.03 times as fast (``./run bench memory``), and proposals take three times as long;
-smaller models gain nothing. Static runs of llama3-70b with pp 4 and context parallelism take up to
-4 % less than with pp 2."""
-
 
 MOST_BLOCK, MOST_DEGREES = 256, 3
 """Ranks of a block that holds all experts, and degrees of expert parallelism, at most."""
@@ -41,21 +29,14 @@ def list_schemes(shape: ModelShape, cluster: ClusterHardware, *, zero: int = 1) 
 
     tp · ulysses stays within a node; under ZeRO-3 tp = pp = 1.
     """
-    sizes, most_stages = shape.sizes, MOST_STAGES
-    if sizes is not None:
-        resident = (PARAMETER_BYTES + 4) * sizes.parameters / (8 * MOST_STAGES)
-        if resident > DEEP_FROM * cluster.hardware.memory_bytes:
-            most_stages = DEEP_STAGES
-    with_context = MOST_STAGES if shape.architecture.experts else DEEP_CONTEXT_STAGES
-    layouts = product((1,), (1,)) if zero == 3 else product((1, 2, 4, 8), (1, 2, 4, 8))
-    return [
-        scheme
-        for tp, pp in layouts
-        for scheme in list_usual_context(tp, pp, cluster.gpus, cluster.gpus_per_node)
-        if scheme.pp <= (min(most_stages, with_context) if scheme.sp > 1 else most_stages)
-        and scheme.tp * scheme.ulysses <= cluster.gpus_per_node
-        and scheme_problem(scheme, shape) is None
-    ]
+    schemes = list_default_schemes(
+        shape,
+        cluster.gpus,
+        cluster.gpus_per_node,
+        memory_bytes=cluster.hardware.memory_bytes,
+        layouts=[(1, 1)] if zero == 3 else LAYOUTS,
+    )
+    return [s for s in schemes if s.tp * s.ulysses <= cluster.gpus_per_node]
 
 
 def list_expert_degrees(shape: ModelShape, cluster: ClusterHardware) -> list[int]:

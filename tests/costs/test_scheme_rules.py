@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from seqplan import Profile, Scheme
-from seqplan.costs.scheme_rules import doubts, list_usual_context
+from seqplan.costs.scheme_rules import doubts
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 
 
@@ -44,15 +44,3 @@ def test_doubts_about_shipped_profiles() -> None:
     assert {name: schemes for name, schemes in doubtful.items() if schemes} == {
         "llama-32b-a800-80gb": ["pp4", "tp2"]
     }
-
-
-def test_long_rings_are_of_whole_nodes_and_a_quarter_of_the_cluster() -> None:
-    def longest(tp: int, ulysses: int, gpus: int) -> int:
-        schemes = list_usual_context(tp, 1, gpus, gpus_per_node=8)
-        return max(scheme.ring for scheme in schemes if scheme.ulysses == ulysses)
-
-    assert [longest(1, 8, gpus) for gpus in (64, 128, 256, 1024, 10_000)] == [2, 4, 8, 32, 64]
-    assert [longest(8, 1, gpus) for gpus in (64, 256, 1024)] == [8, 8, 32]
-    assert longest(1, 1, 10_000) == longest(4, 1, 10_000) == 8
-    assert longest(16, 1, 10_000) == 8  # over two nodes
-    assert all(scheme.gpus <= 64 for scheme in list_usual_context(8, 2, 64, gpus_per_node=8))

@@ -16,11 +16,11 @@ from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.deployment import LOSSES
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.gpus.hardware import ClusterHardware
+from seqplan.costs.default_schemes import list_default_schemes
 from seqplan.costs.derived.expected_error import add_expected_error
 from seqplan.costs.derived.model_profiles import OFFLOADING, list_schemes
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
-from seqplan.costs.scheme_rules import list_usual_context, scheme_problem
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.plans.percent import wrap_text
 from seqplan.plans.recomputation import MODES
@@ -166,20 +166,20 @@ def _schemes(
     return list_schemes(shape, cluster, zero=zero)
 
 
-MOST_STAGES = 2
-"""pp at most, of schemes without ``--schemes``."""
-
-
 def _extend_layouts(
     layouts: Sequence[tuple[int, int]], shape: ModelShape, cluster: ClusterHardware
 ) -> list[Scheme]:
     """Combine Ulysses × ring with each measured layout of few stages and with tp1."""
+    schemes = list_default_schemes(
+        shape,
+        cluster.gpus,
+        cluster.gpus_per_node,
+        memory_bytes=cluster.hardware.memory_bytes,
+        layouts=sorted({(1, 1), *layouts}),
+    )
     return [
         scheme
-        for tp, pp in sorted({(1, 1), *layouts})
-        if pp <= MOST_STAGES
-        for scheme in list_usual_context(tp, pp, cluster.gpus, cluster.gpus_per_node)
+        for scheme in schemes
         if scheme.ulysses <= cluster.gpus_per_node
-        and (scheme.sp > 1 or (tp, pp) == (1, 1))
-        and scheme_problem(scheme, shape) is None
+        and (scheme.sp > 1 or (scheme.tp, scheme.pp) == (1, 1))
     ]

@@ -88,6 +88,17 @@ def bound_by_relaxation_ms(
     return low
 
 
+def refutes_time(
+    classes: Sequence[PipelineClass],
+    batch: Batch,
+    relaxation: Relaxation,
+    time_ms: float,
+    gpus: int,
+) -> bool:
+    """Whether the relaxation's values refute ``time_ms`` for all strategies on ``gpus`` GPUs."""
+    return _RefutedTimes(classes, batch, relaxation, gpus).refutes(time_ms)
+
+
 class _RefutedTimes:
     """Times that a relaxation's values refute: with a time, all before it.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from seqplan.planner.batches.batch import Batch
@@ -62,28 +61,18 @@ class Families:
         ]
 
 
-def sync_bound_ms(
-    families: Families,
-    batch: Batch,
-    reached_ms: float,
-    proven: Callable[[AllStrategies, float], float] | None = None,
-) -> float:
+def sync_bound_ms(families: Families, batch: Batch, reached_ms: float) -> float:
     """Prove a lower bound on step and sync together, over all strategies (ms).
 
     ``reached_ms`` is a time with sync that one reaches. Every strategy is in a family that
     takes no longer to synchronize than the strategy: the least over the families of their bound
-    and sync holds for all. ``proven``: bounds a relaxation's strategies without sync,
-    sought below a time; by default ``all_strategies_bound_ms``.
+    and sync holds for all.
     """
     least = reached_ms
     for family in sorted(families.members, key=lambda member: member.quick_bound_ms(batch)):
         low_ms = family.quick_bound_ms(batch)
         if low_ms >= least:
             break  # and so are those that follow
-        sought_ms = least - family.sync_ms
-        if proven is None:
-            solved = all_strategies_bound_ms(family.relaxation, batch, sought_ms)
-        else:
-            solved = proven(family.relaxation, sought_ms)
+        solved = all_strategies_bound_ms(family.relaxation, batch, least - family.sync_ms)
         least = min(least, max(low_ms, solved + family.sync_ms))
     return least

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from math import inf
+
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.all_strategies import FITS, AllStrategies, all_strategies_bound_ms
+from seqplan.planner.bounds.all_strategies import AllStrategies, weigh_time
 from seqplan.planner.bounds.gpu_time import single_bound_ms
 from seqplan.planner.bounds.with_sync import Families, FamilyRelaxation, sync_bound_ms
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.exchange import ROUGHLY, exchange_sequences
 from seqplan.planner.placement.fill import Filler, Filling
 from seqplan.planner.placement.fleet import Fleet
-from seqplan.planner.strategies.polishing import place_on_ramps
 from seqplan.planner.strategies.regrouping import RegroupLayout, find_regrouping
 from seqplan.planner.sync.times import SyncTimes
 from seqplan.plans.scheme import Strategy
@@ -41,7 +43,7 @@ class BatchTimes:
         self._families = families
         self._sync = sync
         self._lower = single_bound_ms(families.whole.classes, batch)
-        self._bounds: dict[AllStrategies, tuple[float, float]] = {}
+        self._fits_ms: dict[AllStrategies, float] = {}
 
     def try_strategy(self, strategy: Strategy) -> None:
         """Find the strategy's time: exact if it comes close to the best, rough beyond.
@@ -61,8 +63,10 @@ class BatchTimes:
             filling = exchange_sequences(fleet, self.batch, filling, self._lower, effort=ROUGHLY)
         reached = float("inf") if filling is None else filling.objective_ms
         if fleet.has_stages:
-            ramped = place_on_ramps(self.batch, fleet, reached)
-            reached = reached if ramped is None else ramped.objective_ms
+            ramped = _strategy_time(
+                Filler(fleet, self.batch, ramped=True), self._lower, limit, reached
+            )
+            reached = reached if ramped is None else min(reached, ramped.objective_ms)
         self.compute_ms[strategy] = reached
         self.best_ms = min(self.best_ms, reached + sync_ms)
         self.reached_ms = min(self.reached_ms, reached)
@@ -82,10 +86,10 @@ class BatchTimes:
         regrouped = find_regrouping(layout.classes, self.batch, self.gpus, below)
         return float("inf") if regrouped is None else regrouped.objective_ms + layout.sync_ms
 
-    @property
+    @cached_property
     def whole_bound_ms(self) -> float:
-        """Return the bound over all strategies, each with its sync."""
-        return sync_bound_ms(self._families, self.batch, self.best_ms, self._bound_of)
+        """Return the bound over all strategies, each with its sync; once all are tried."""
+        return sync_bound_ms(self._families, self.batch, self.best_ms)
 
     def close(self, space: FamilyRelaxation) -> bool:
         """Whether the best known time is close to the least of any strategy of ``space``."""
@@ -96,26 +100,13 @@ class BatchTimes:
             return False
         if self.best_ms <= space.quick_bound_ms(self.batch):
             return True
-        return compute_ms <= self._bound_of(space.relaxation, compute_ms) * (1 + CLOSE)
+        refuted, fits_ms = weigh_time(space.relaxation, self.batch, compute_ms / (1 + CLOSE))
+        self._fits_ms[space.relaxation] = fits_ms
+        return refuted
 
-    def compute_bound_ms(self, space: FamilyRelaxation) -> float:
-        """Return about the time at which the space's relaxation fits: its proven bound."""
-        known = self._bounds.get(space.relaxation)
-        if known is None or not np.isfinite(self.best_ms):
-            return self._lower
-        return max(known[0], self._lower)
-
-    def _bound_of(self, relaxation: AllStrategies, reached_ms: float) -> float:
-        """Return the bound over a relaxation's strategies, without the sync.
-
-        Sought below ``reached_ms``, the first time and whenever that has fallen.
-        """
-        known = self._bounds.get(relaxation)
-        if known is None or reached_ms < known[1] / (1 + FITS):
-            bound = all_strategies_bound_ms(relaxation, self.batch, reached_ms)
-            known = (max(bound, known[0] if known else 0.0), reached_ms)
-            self._bounds[relaxation] = known
-        return known[0]
+    def guess_ms(self, space: FamilyRelaxation) -> float:
+        """Return about the time at which the space's relaxation fits."""
+        return max(self._fits_ms.get(space.relaxation, 0.0), self._lower)
 
     def best_known(self, space: AllStrategies) -> list[Strategy]:
         """List the fastest strategies of ``space`` tried, without those that cannot run it."""
@@ -132,14 +123,20 @@ SIMULATED = 1.01
 their times simulated: else some are proposed that are 2 % slower than others without stages."""
 
 
-def _strategy_time(filler: Filler, lower_ms: float, best_ms: float) -> Filling | None:
-    """Place a batch on a strategy: in its least time if that is close to the best, else roughly."""
-    if not np.isfinite(best_ms):
-        return dispatch(filler, lower_ms)
-    for rung in RUNGS:
-        filling = filler.fill(max(lower_ms, best_ms * rung))
+def _strategy_time(
+    filler: Filler, lower_ms: float, best_ms: float, below_ms: float = inf
+) -> Filling | None:
+    """Place a batch on a strategy: in its least time if that is close to the best, else roughly.
+
+    None if it does not end before ``below_ms``.
+    """
+    for rung in RUNGS if np.isfinite(best_ms) else ():
+        time_ms = max(lower_ms, best_ms * rung)
+        if time_ms >= below_ms and rung > EXACT_BELOW:
+            return None
+        filling = filler.fill(time_ms)
         if isinstance(filling, Filling):
             if rung <= EXACT_BELOW:
                 return dispatch(filler, lower_ms, known=filling)
             return filling
-    return dispatch(filler, best_ms * RUNGS[-1])
+    return dispatch(filler, best_ms * RUNGS[-1] if np.isfinite(best_ms) else lower_ms)

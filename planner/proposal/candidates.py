@@ -214,7 +214,7 @@ def _search_strategies(
             searched = True
             before_ms = batch_times.best_ms
             known = batch_times.best_known(space.relaxation)
-            guess_ms = batch_times.compute_bound_ms(space)
+            guess_ms = batch_times.guess_ms(space)
             for strategy in search(space.relaxation, batch, guess_ms, known):
                 batch_times.try_strategy(strategy)
                 if strategy not in strategies:

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from instances import ClusterCase, clusters
 from oracles.exhaustive import any_strategy_optimum
 
 from benchmarks import branch_bound, each_strategy
 from benchmarks.each_strategy import each_strategy_bound_ms
 from seqplan import Batch, Planner, find_profile
+from seqplan.planner.bounds.all_strategies import all_strategies_bound_ms, weigh_time
 from seqplan.planner.bounds.with_sync import Families, sync_bound_ms
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import NO_SYNC
@@ -65,3 +67,25 @@ def test_it_is_closer_than_fractions_and_below_plans(seed: int, longest: int) ->
     bound = each_strategy_bound_ms(families, batch, reached)
     assert bound <= reached
     assert bound >= sync_bound_ms(families, batch, reached) * (1 - 2e-3)
+
+
+@settings(max_examples=40)
+@given(clusters(), st.floats(0.9, 1.1))
+def test_refuted_times_are_below_every_optimum(case: ClusterCase, share: float) -> None:
+    models, batch, gpus = case
+    relaxation = Families(models, gpus, NO_SYNC).whole
+    optimum = any_strategy_optimum(relaxation.classes, batch, gpus, least=True)
+    if np.isfinite(optimum):
+        refuted, _ = weigh_time(relaxation, batch, optimum * share)
+        assert not refuted or share < SLACK
+
+
+def test_a_time_below_the_bound_is_refuted_by_one_program() -> None:
+    models = {model.scheme: model for model in find_profile("llama-32b-a800-80gb").usable(64, 1)}
+    relaxation = Families(models, 64, NO_SYNC).whole
+    batch = Batch.from_lengths([30_000, *range(200, 8_000, 50)])
+    bound_ms = all_strategies_bound_ms(relaxation, batch, 20_000.0)
+    assert [weigh_time(relaxation, batch, bound_ms * share)[0] for share in (0.98, 1.02)] == [
+        True,
+        False,
+    ]

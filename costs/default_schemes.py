@@ -43,7 +43,7 @@ def list_default_schemes(
     memory_bytes: float = inf,
     layouts: Iterable[tuple[int, int]] = LAYOUTS,
 ) -> list[Scheme]:
-    """List the schemes of ``layouts`` that the model can run on ``gpus`` and that are usual.
+    """List the schemes of ``layouts`` that are usual and that the model can run.
 
     ``layouts``: pairs of tp and pp. ``memory_bytes``: of one GPU; without, no model is deep.
     Degrees of ulysses may reach over nodes; ring, over many nodes, follows tp·ulysses that fill
@@ -75,7 +75,7 @@ def list_default_schemes(
 
 
 def find_longest_ring(profile: Profile, gpus: int) -> int:
-    """Find the longest ring that is derived by default on ``gpus``, in layouts of the profile."""
+    """Find the longest ring that is derived by default, in layouts of the profile."""
     layouts = {(scheme.tp, scheme.pp) for scheme in profile.by_scheme}
     schemes = list_default_schemes(profile.shape, gpus, profile.gpus_per_node, layouts=layouts)
     return max((scheme.ring for scheme in schemes), default=1)

@@ -135,7 +135,7 @@ def fitting_time(
 
 
 def weigh_time(all_strategies: AllStrategies, batch: Batch, time_ms: float) -> tuple[bool, float]:
-    """Whether no strategy ends a batch by ``time_ms``, and about when the relaxation fits (ms).
+    """Whether no strategy ends by ``time_ms``, and about when the relaxation fits (ms).
 
     By a single program: quicker than ``all_strategies_bound_ms``, whose values are better ones.
     """

@@ -54,6 +54,7 @@ def _number_type(
 positive = _number_type(int, lambda value: value >= 1, "an integer of 1 or more")
 natural = _number_type(int, lambda value: value >= 0, "an integer of 0 or more")
 number = _number_type(float, lambda value: 0 <= value < math.inf, "a number of 0 or more")
+share = _number_type(float, lambda value: 0 <= value <= 1, "a share from 0 to 1")
 above_zero = _number_type(float, lambda value: 0 < value < math.inf, "a number above 0")
 """Argparse types."""
 
@@ -252,7 +253,7 @@ def sync_option(text: str) -> SyncOption:
         raise argparse.ArgumentTypeError(
             f"must be derived, none, MS or MS,MS, and overlap=SHARE: {text!r}"
         )
-    overlap = number(shares[0]) if shares else 0.0
+    overlap = share(shares[0]) if shares else 0.0
     if not named or named == ["derived"]:
         return SyncOption("derived", overlap)
     if named == ["none"]:

@@ -153,7 +153,11 @@ BAD = {
         ("--schemes u2", "layout must be tp and pp, as tp4.pp2: 'u2'"),
         ("--schemes two", "scheme 'two': 'two' is not understood"),
         ("--sync 'as usual'", "must be a number of 0 or more: 'as usual'"),
-        (f"{LLAMA} --sync 1 --sync overlap=1.5", "must be a share from 0 to 1, not 1.5"),
+        (
+            f"{LLAMA} --sync 1 --sync overlap=1.5",
+            "argument --sync: must be a share from 0 to 1: '1.5'",
+        ),
+        ("--sync overlap=150%", "must be a share from 0 to 1: '150%'"),
     ],
     COMPARE: [
         ("--systems megatron,best", f"unknown system 'best'; there are {SYSTEMS[0]}"),

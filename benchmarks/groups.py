@@ -16,10 +16,10 @@ from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.gpus.devices import DEVICES
 from seqplan.costs.analytic.gpus.hardware import ClusterHardware
+from seqplan.costs.default_schemes import MOST_RING, MOST_SHARES
 from seqplan.costs.derived.model_profiles import derive_model_profile
 from seqplan.costs.model_files.listed_models import MODELS
 from seqplan.costs.model_sizes import ModelSizes
-from seqplan.costs.scheme_rules import MOST_RING, MOST_SHARES
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.integrations.degree_costs import by_degree, ring_costs
 from seqplan.integrations.megatron_groups import plan_chains
@@ -240,6 +240,8 @@ LARGE_CLUSTERS = (
     ("llama3-8b", 1024, 131_072),
     ("qwen3-32b", 1024, 131_072),
     ("llama3-70b", 4096, 131_072),
+    ("qwen3-30b-a3b", 256, 131_072),
+    ("gpt-oss-120b", 256, 131_072),
 )
 """Model, GPUs and context."""
 
@@ -261,7 +263,7 @@ def compare_long_rings(
     for source, (model, gpus, context) in product(data, settings):
         cluster = ClusterHardware(DEVICES["h100-80gb"], gpus // 8, 8)
         sizes = ModelSizes.from_mapping(MODELS[model])
-        every = derive_model_profile(sizes, cluster, name=model)
+        every = derive_model_profile(sizes, cluster, name=model, longest=context)
         few = every.keep_schemes(
             {
                 entry.scheme

@@ -38,9 +38,8 @@ EXPERT_DEGREES = {
 
 EXPERT_DEVICES = ("h100-80gb", "h200-141gb", "b200-180gb")
 
-DENSE_NODES, EXPERT_NODES, LARGE_NODES = 128, 8, 32
-LARGE = ("qwen3-235b-a22b", "deepseek-v3")
-"""Models with experts whose profiles are of ``LARGE_NODES``."""
+DENSE_NODES, EXPERT_NODES = 128, 32
+"""Nodes of the profiles of dense models, and of models with experts."""
 
 LEAST_TOKENS = 8192
 """MaxLen of a scheme that ships, at least, on all nodes."""
@@ -63,9 +62,7 @@ def names() -> list[str]:
 def document_of(name: str) -> dict[str, Any]:
     """Derive the profile of this name, on nodes of eight GPUs; ``KeyError`` for another one."""
     model, device = _models()[name]
-    nodes = DENSE_NODES
-    if model in EXPERT_DEGREES:
-        nodes = LARGE_NODES if model in LARGE else EXPERT_NODES
+    nodes = EXPERT_NODES if model in EXPERT_DEGREES else DENSE_NODES
     sizes, cluster = (
         ModelSizes.from_mapping(MODELS[model]),
         ClusterHardware(DEVICES[device], nodes, 8),

@@ -32,6 +32,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp, log
 from statistics import mean
+from typing import NamedTuple
 
 from seqplan.costs.analytic.estimate import OPTIMIZER_MOVED_BYTES
 from seqplan.costs.analytic.gpus.devices import DEVICES
@@ -107,11 +108,11 @@ class ParameterTraffic:
         nodes = -(-self.gpus // self.gpus_per_node)
         cluster = ClusterHardware(self.links, nodes, min(self.gpus, self.gpus_per_node))
         ms = self._fixed_ms
-        for parameters, units, parts in _list_held(self.shape, layout, self.expert_parallel):
-            group = Group(max(1, self.gpus // (parts * layout[1])), parts)
-            sizes = [size * parameters / units for size in (GATHERED_BYTES, REDUCED_BYTES)]
+        for held in _list_held(self.shape, layout, self.expert_parallel):
+            group = Group(max(1, self.gpus // (held.parts * layout[1])), held.parts)
+            sizes = [s * held.parameters / held.units for s in (GATHERED_BYTES, REDUCED_BYTES)]
             one = float(ring_collective_ms(cluster, group, sizes).sum())
-            ms += units * (one + 2 * rank_latency_ms(cluster, group))
+            ms += held.units * (one + 2 * rank_latency_ms(cluster, group))
         return ms
 
     def messages_ms(self, layout: Layout) -> float:
@@ -271,13 +272,19 @@ def count_parameters(
 ) -> tuple[float, int]:
     """Count parameters and their units on the fullest rank of a layout."""
     held = _list_held(shape, layout, expert_parallel)
-    return sum(part[0] for part in held), sum(part[1] for part in held)
+    return sum(part.parameters for part in held), sum(part.units for part in held)
 
 
-def _list_held(
-    shape: ModelShape, layout: Layout, expert_parallel: int
-) -> list[tuple[float, int, int]]:
-    """List what the fullest rank holds: parameters, units, and parts that each is split into."""
+class _HeldUnits(NamedTuple):
+    """Units on a rank: their parameters there, and the parts that each unit is split into."""
+
+    parameters: float
+    units: int
+    parts: int
+
+
+def _list_held(shape: ModelShape, layout: Layout, expert_parallel: int) -> list[_HeldUnits]:
+    """List what the fullest rank holds: all of it, or experts apart if they are split."""
     tp, pp = layout
     layers = -(-shape.layers // pp)
     if not shape.architecture.dense and (sizes := shape.sizes) is not None:
@@ -288,9 +295,9 @@ def _list_held(
     in_embeddings = embeddings * (shape.vocab or 0) * shape.hidden
     units = layers + embeddings
     if expert_parallel == 1 or (sizes := shape.sizes) is None:
-        return [((of_layers + in_embeddings) / tp, units, tp)]
+        return [_HeldUnits((of_layers + in_embeddings) / tp, units, tp)]
     in_experts = layers * sizes.expert_parameters / shape.layers
     return [
-        ((of_layers - in_experts + in_embeddings) / tp, units, tp),
-        (in_experts / expert_parallel, layers, expert_parallel),
+        _HeldUnits((of_layers - in_experts + in_embeddings) / tp, units, tp),
+        _HeldUnits(in_experts / expert_parallel, layers, expert_parallel),
     ]

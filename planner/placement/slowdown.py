@@ -18,6 +18,10 @@ MOST = 1e3
 """The largest factor; a rank that is slower still counts as lost."""
 
 
+_Placed = tuple[Scheme, float, tuple[int, ...]]
+"""A pipeline's scheme, factor and ranks."""
+
+
 @dataclass(frozen=True)
 class Slowdown:
     """How many times as long each rank computes: 1 or more, None for a lost rank."""
@@ -105,31 +109,54 @@ class Slowdown:
 
         A pipeline is as slow as its slowest rank. The largest take the fastest blocks of ranks that
         are aligned to their size, so that slow ranks are left for the smallest; those of a scheme
-        come fastest first. None if blocks without a lost rank do not suffice.
+        come fastest first. If that leaves none for a pipeline, sizes that are no powers of two take
+        the first free ranks; if that does not do, and no rank is lost, all take the ranks in order.
+        None if blocks without a lost rank do not suffice.
         """
-        free = [factor is not None for factor in self.factors]
-        placed: dict[Scheme, list[tuple[float, tuple[int, ...]]]] = {}
-        for scheme in sorted(strategy, key=lambda scheme: -scheme.gpus):
-            size = scheme.gpus
-            step = size if size & (size - 1) == 0 else 1
-            firsts = range(0, len(free) - size + 1, step)
-            blocks = [tuple(range(first, first + size)) for first in firsts]
-            options = [
-                (max(self.factors[rank] or 0.0 for rank in block), block)
-                for block in blocks
-                if all(free[rank] for rank in block)
-            ]
-            if not options:
-                return None
-            factor, block = min(options)
-            for rank in block:
-                free[rank] = False
-            placed.setdefault(scheme, []).append((factor, block))
+        placed = self._place_aligned(strategy) or self._place_aligned(strategy, only_powers=True)
+        if placed is None and not self.lost:
+            placed, first = [], 0
+            for scheme in strategy:
+                placed.append(self._time_block(scheme, first))
+                first += scheme.gpus
+        if placed is None:
+            return None
+        in_order = sorted(placed)
         return [
             (block, factor)
             for scheme, _ in strategy.counts
-            for factor, block in sorted(placed[scheme])
+            for of, factor, block in in_order
+            if of == scheme
         ]
+
+    def _place_aligned(
+        self, strategy: Strategy, *, only_powers: bool = False
+    ) -> list[_Placed] | None:
+        """Give each pipeline, the largest first, its fastest block; None if one finds none.
+
+        ``only_powers``: sizes that are no powers of two take the first free ranks instead.
+        """
+        free = [factor is not None for factor in self.factors]
+        placed = []
+        for scheme in sorted(strategy, key=lambda scheme: -scheme.gpus):
+            size = scheme.gpus
+            aligned = not only_powers or size & (size - 1) == 0
+            blocks = [
+                self._time_block(scheme, first)
+                for first in range(0, len(free) - size + 1, size if aligned else 1)
+                if all(free[first : first + size])
+            ]
+            if not blocks:
+                return None
+            placed.append(min(blocks) if aligned else blocks[0])
+            for rank in placed[-1][2]:
+                free[rank] = False
+        return placed
+
+    def _time_block(self, scheme: Scheme, first: int) -> _Placed:
+        """Place a pipeline on the ranks from ``first`` on: it is as slow as its slowest rank."""
+        block = tuple(range(first, first + scheme.gpus))
+        return scheme, max(self.factors[rank] or 0.0 for rank in block), block
 
 
 def make_slow_fleet(strategy: Strategy, models: Models, factors: Sequence[float]) -> Fleet:

@@ -121,6 +121,21 @@ def test_largest_pipelines_take_the_fastest_blocks() -> None:
 
 
 @pytest.mark.parametrize(
+    ("strategy", "factors", "placed"),
+    [
+        ("2×u3", (1.4, 1, 1, 1, 1, 1), [((3, 4, 5), 1.0), ((0, 1, 2), 1.4)]),
+        ("2×u3", (None, 1, 1, 1, 1, 1, 1), [((1, 2, 3), 1.0), ((4, 5, 6), 1.0)]),
+        ("1×u3 + 1×u2", (1, 1, 1, 1, 1.2), [((0, 1, 2), 1.0), ((3, 4), 1.2)]),
+        ("1×u2", (None, 1, 1, None), None),
+    ],
+)
+def test_groups_of_any_size_are_placed(
+    strategy: str, factors: tuple[float | None, ...], placed: list[tuple[tuple[int, ...], float]]
+) -> None:
+    assert Slowdown(factors).place(Strategy.parse(strategy)) == placed
+
+
+@pytest.mark.parametrize(
     ("profile", "gpus", "lost", "most"),
     [
         ("llama3-8b-h100-80gb", 8, (5,), 1.25),

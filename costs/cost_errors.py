@@ -41,7 +41,8 @@ class CostError:
             self._change(raw, draw.uniform(1 - self.spread, 1 + self.spread, 3))
             for raw in profile.document["schemes"]
         ]
-        return Profile.from_document({**profile.document, "schemes": schemes}, profile.name)
+        document = {**profile.document, "schemes": schemes}
+        return Profile.from_document(document, profile.name, contradiction=1.0)
 
     def _change(self, raw: Mapping[str, Any], drawn: Any) -> dict[str, Any]:
         degrees = {axis: raw.get(axis, 1) for axis in DEGREES}

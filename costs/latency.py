@@ -46,9 +46,11 @@ class Latency:
             raise ValueError(
                 f"coefficient b_shared {self.b_shared} is a part of b and must not exceed {self.b}"
             )
-        if self.a == 0 and self.b == 0:
+        if self.a == 0 and self.b == self.b_shared:
+            shared = " but for b_shared" if self.b else ""
             raise ValueError(
-                "coefficients a and b are both 0: the scheme would take no time. State one above 0"
+                f"coefficients a and b are both 0{shared}: the scheme would take no time. State "
+                "one above 0"
             )
 
     def scale(self, factor: float) -> Latency:

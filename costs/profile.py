@@ -13,7 +13,7 @@ from typing import Any
 from seqplan.costs.memory import Memory
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile_document import keep_modes, key_of, select_entries
-from seqplan.costs.profile_reader import ProfileReader
+from seqplan.costs.profile_reader import CONTRADICTION, ProfileReader
 from seqplan.costs.profiled_scheme import (
     DEGREES,
     MeasuredSync,
@@ -341,9 +341,15 @@ class Profile:
         return cls.from_document(parse_document(text, origin, "profile", ProfileError), origin)
 
     @classmethod
-    def from_document(cls, raw: Any, origin: str) -> Profile:
-        """Check a parsed JSON document; the profile's digest is that of the canonical JSON."""
-        return cls(**ProfileReader(origin).fields_of_profile(raw))
+    def from_document(
+        cls, raw: Any, origin: str, *, contradiction: float = CONTRADICTION
+    ) -> Profile:
+        """Check a parsed JSON document; the profile's digest is that of the canonical JSON.
+
+        ``contradiction``: by what share a mode that recomputes more may be faster.
+        """
+        reader = ProfileReader(origin, contradiction=contradiction)
+        return cls(**reader.fields_of_profile(raw))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:

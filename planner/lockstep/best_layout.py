@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.errors import Infeasible
 from seqplan.planner.lockstep.bounds.micro_step_bounds import (
     fewest_micro_steps,
     micro_steps_bound_ms,
@@ -68,7 +69,8 @@ def best_micro_steps(
 ) -> LayoutMicroSteps | None:
     """Plan the micro-steps of each layout that may be the best, least bound first.
 
-    None if no layout holds the longest sequence; ``ValueError`` as ``plan_micro_steps``.
+    None if no layout holds the longest sequence; ``Infeasible`` if sequences are too few for the
+    multiple.
     """
     bounds = [
         (bound, number, models)
@@ -79,7 +81,10 @@ def best_micro_steps(
     for bound, _, models in sorted(bounds, key=lambda entry: entry[:2]):
         if best is not None and bound >= best.total_ms:
             break
-        micro_steps = plan_micro_steps(batch, list(models), gpus, multiple)
+        try:
+            micro_steps = plan_micro_steps(batch, list(models), gpus, multiple)
+        except ValueError as error:
+            raise Infeasible(f"step {batch.step}: {error}") from None
         if micro_steps is None:
             continue
         scheme = next(iter(models)).scheme

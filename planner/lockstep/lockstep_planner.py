@@ -45,12 +45,9 @@ class LockstepPlanner:
         """Plan the micro-steps of a batch; ``Infeasible`` if no group holds a sequence."""
         problem = self._problem
         gpus = problem.workload.gpus
-        try:
-            best = best_micro_steps(
-                batch, self._layouts, gpus, problem.sync, problem.micro_step_multiple
-            )
-        except ValueError as error:
-            raise Infeasible(f"step {batch.step}: {error}") from None
+        best = best_micro_steps(
+            batch, self._layouts, gpus, problem.sync, problem.micro_step_multiple
+        )
         if best is None:
             limit = max(model.max_sequence for models in self._layouts for model in models)
             sample = batch.ids[batch.lengths.index(batch.longest)]

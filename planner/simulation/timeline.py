@@ -177,7 +177,7 @@ def _slowest(pipelines: Sequence[PlannedPipeline]) -> list[MicroBatch]:
     for pipeline in pipelines:
         number = pipeline.micro_step or 0
         slowest[number] = max(
-            slowest[number], *pipeline.micro_batches, key=lambda micro: micro.cost_ms
+            *pipeline.micro_batches, slowest[number], key=lambda micro: micro.cost_ms
         )
     modes = [micro.recompute for micro in slowest if micro.recompute is not None]
     # A micro-step without work takes no time in any mode.

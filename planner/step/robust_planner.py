@@ -51,9 +51,9 @@ class _Judged:
     times: tuple[float, ...]
 
     def compare(self, other: _Judged) -> float:
-        """Return its mean time over that of ``other``, by corner."""
+        """Return its mean time over that of ``other``, by corner; 1 where neither takes time."""
         pairs = zip(self.times, other.times, strict=True)
-        return sum(mine / theirs for mine, theirs in pairs) / len(self.times)
+        return sum(mine / theirs if theirs else 1.0 for mine, theirs in pairs) / len(self.times)
 
     def is_never_slower(self, other: _Judged) -> bool:
         """Return whether it is at no corner slower than ``other``."""

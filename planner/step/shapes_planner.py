@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import permutations
+from math import gcd, lcm
 
 from seqplan.costs.recomputation_mode import ModeModel
 from seqplan.costs.scheme_model import SchemeModel
@@ -49,7 +50,7 @@ class ShapesPlanner:
 
     Each scheme holds no more than the largest size within its MaxLen. Bounds are for free sizes, so
     that gaps state the price of few sizes. ``OptionError`` for options and profiles that shapes
-    rule out: schemes have no stages, and their tp divides every size.
+    rule out: schemes have no stages, and their tp and ring divide every size.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class ShapesPlanner:
         if longest < problem.workload.max_len:
             raise OptionError(
                 "{0}: sequences have up to {1} {most} tokens, and no scheme without stages holds "
-                "more than {held} in them. Give larger ones that each tp divides",
+                "more than {held} in them. Give larger ones that each tp divides, even for rings",
                 "shapes",
                 "max_len",
                 most=problem.workload.max_len,
@@ -156,9 +157,9 @@ def limit_to_shapes(models: Models, shapes: Sequence[int]) -> dict[Scheme, Schem
 
 def _limit_to_shapes(model: SchemeModel, shapes: Sequence[int]) -> SchemeModel | None:
     scheme = model.scheme
-    sizes = [size * scheme.sp for size in shapes if size % scheme.tp == 0]
-    if scheme.pp > 1 or len(sizes) < len(shapes) or any(size % scheme.unit for size in sizes):
+    if scheme.pp > 1 or any(size % _unit_of_shapes(scheme) for size in shapes):
         return None
+    sizes = [size * scheme.sp for size in shapes]
 
     def find_largest(max_len: int) -> int:
         return max((size for size in sizes if size <= max_len), default=0)
@@ -171,13 +172,18 @@ def _limit_to_shapes(model: SchemeModel, shapes: Sequence[int]) -> SchemeModel |
     return replace(model, max_len=held, modes=tuple(modes)) if held else None
 
 
+def _unit_of_shapes(scheme: Scheme) -> int:
+    """Return the tokens of a rank whose multiples a scheme can run: tp and the ring divide them."""
+    return lcm(scheme.tp, scheme.unit // gcd(scheme.unit, scheme.sp))
+
+
 def choose_plan_shapes(plans: Sequence[Plan], number: int) -> tuple[int, ...]:
     """Choose sizes (tokens a rank) with the least padding of these plans.
 
     ``plans``: of steps drawn from the data, such as a hundred; pipelines with stages do not count,
-    as plans with shapes have none. ``number``: of sizes, at most. All are multiples of the largest
-    tp in them. ``ValueError`` if there are no micro-batches, if all have stages, or if ``number``
-    is below 1.
+    as plans with shapes have none. ``number``: of sizes, at most. All are multiples that the
+    schemes of these pipelines can run. ``ValueError`` if there are no micro-batches, if all have
+    stages, or if ``number`` is below 1.
     """
     number = read_whole_number("number of shapes", number)
     of_plans = [pipeline for plan in plans for pipeline in plan.pipelines]
@@ -187,7 +193,7 @@ def choose_plan_shapes(plans: Sequence[Plan], number: int) -> tuple[int, ...]:
             "plans: all pipelines have stages, and none has with shapes. Give plans of a layout "
             "without stages, such as layout='tp4'"
         )
-    unit = max((pipeline.scheme.tp for pipeline in pipelines), default=1)
+    unit = lcm(*(_unit_of_shapes(pipeline.scheme) for pipeline in pipelines))
     by_mode: dict[tuple[Scheme, str | None], list[int]] = {}
     for pipeline in pipelines:
         for batch in pipeline.micro_batches:

@@ -112,8 +112,8 @@ class PlanReader(FieldReader):
             ),
             expert_parallel=self.expert_parallel(raw),
             loads=self.loads(sequences, len(lengths), ".sequences"),
-            shapes=self.integers(raw, "shapes", "", 1) if "shapes" in raw else (),
-            lost_ranks=self.integers(raw, "lost_ranks", "") if "lost_ranks" in raw else (),
+            shapes=self.optional_integers(raw, "shapes", 1),
+            lost_ranks=self.optional_integers(raw, "lost_ranks"),
         )
         if (stated := raw.get("layout_gap")) != plan.layout_gap:
             self.fail("layout_gap", f"is {shown(stated)}, its bound gives {plan.layout_gap}")
@@ -179,6 +179,13 @@ class PlanReader(FieldReader):
             micro_step=self.integer(raw, "micro_step", place) if "micro_step" in raw else None,
             slowdown=self.slowdown(raw, place),
         )
+
+    def optional_integers(self, raw: dict[str, Any], name: str, least: int = 0) -> tuple[int, ...]:
+        """Read a list of the plan that is absent if it would be empty."""
+        values = self.integers(raw, name, "", least) if name in raw else ()
+        if name in raw and not values:
+            self.fail(f".{name}", "is empty. Leave it out")
+        return values
 
     def slowdown(self, raw: dict[str, Any], place: str) -> float:
         """Return a pipeline's factor; 1 if it is not stated."""

@@ -86,3 +86,5 @@ def test_invalid_coefficients_are_rejected(name: str, value: object) -> None:
 def test_a_scheme_must_take_time() -> None:
     with pytest.raises(ValueError, match="a and b are both 0"):
         Latency(0, 0, 5)
+    with pytest.raises(ValueError, match="a and b are both 0 but for b_shared"):
+        Latency(0, 0.1, 5, 0.1)

@@ -133,7 +133,10 @@ def _is_list(path: Path) -> bool:
     if path.suffix.lower() != ".json":
         return False
     with path.open("rb") as file:
-        return file.read(64).removeprefix(BOM_UTF8).lstrip()[:1] == b"["
+        first = file.readline().removeprefix(BOM_UTF8).lstrip()
+        while not first and (line := file.readline()):
+            first = line.lstrip()
+    return first.startswith(b"[")
 
 
 def _list_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

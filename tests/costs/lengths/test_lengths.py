@@ -96,6 +96,13 @@ def test_jsonl(tmp_path: Path, name: str, lengths: list[int]) -> None:
     assert read(path, tokenizer=2.5) == [-(-6 * n // 5) for n in lengths]
 
 
+@pytest.mark.parametrize("blank", ["", " " * 100, "\n" * 100])
+def test_a_list_of_json_may_begin_with_blanks(tmp_path: Path, blank: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(blank + '[{"length": 4},\n{"length": 5}]', "utf-8-sig")
+    assert read(path) == [4, 5]
+
+
 def test_jsonl_blank_lines_and_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('\ufeff{"length": 3}\n\n  \n{"length": 4}', "utf-8")

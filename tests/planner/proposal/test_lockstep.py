@@ -117,6 +117,9 @@ def test_micro_steps_come_in_multiples() -> None:
     few = "2 sequences cannot fill 3 micro-batches, in multiples of 3; give larger steps"
     with pytest.raises(Infeasible, match=few):
         planner.plan([900, 100])
+    short = Workload(16, 16_384, 1_000)
+    with pytest.raises(Infeasible, match="step 0: 1 sequence cannot fill 4 micro-batches"):
+        make_proposal(LLAMA, short, [900] * 9, execution="lockstep", micro_step_multiple=4)
 
 
 def test_fewer_sequences_than_groups_leave_ranks_idle() -> None:

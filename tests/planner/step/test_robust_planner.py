@@ -26,7 +26,7 @@ from seqplan.costs.cost_errors import CostError, list_corners
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.placement.recost import simulate_at_costs_ms
-from seqplan.planner.problem import PlanningOptions
+from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.check_bounds import find_unproven
 from seqplan.planner.strategies.homogeneous import strategy_ms
 from seqplan.plans.lint import lint
@@ -139,3 +139,25 @@ def test_recomputation_modes_and_stages_stay_sound() -> None:
         plan = planner.plan(batch)
         assert lint(plan, workload.models(profile)) == []
         assert planner.prove(plan).predicted_ms == plan.predicted_ms
+
+
+def test_a_mode_may_be_faster_at_a_corner_than_one_that_recomputes_less() -> None:
+    def kept(name: str, kept_bytes: float) -> dict[str, object]:
+        kept, transient = {"4": kept_bytes}, {"4": 0.0}
+        fields = {"kept_bytes_per_token": kept, "transient_bytes_per_token": transient}
+        return {"name": name, "forward_fraction": 0.33, **fields}
+
+    memory = {key: value for key, value in PROFILE.document["memory"].items() if "token" not in key}
+    none, faster = {"a": 1e-6, "b": 0.02, "c": 30.0}, {"a": 1e-6, "b": 0.0168, "c": 31.0}
+    document = {
+        **{key: value for key, value in PROFILE.document.items() if key != "recompute"},
+        "modes": [kept("none", 1000.0), kept("elementwise", 600.0)],
+        "memory": memory,
+        "schemes": [{"tp": 4, "modes": {"none": none, "elementwise": faster}}],
+    }
+    profile = Profile.from_document(document, "modes")
+    problem = PlanningProblem(
+        profile=profile, workload=Workload(4, 8_000, 8_000), sync=None, execution="static"
+    )
+    planner = StepPlanner(problem, PlanningOptions(robust=SHARE))
+    assert planner.plan(Batch.from_lengths([8_000, 900, 100])).predicted_ms > 0

@@ -12,6 +12,7 @@ from seqplan import (
     Batch,
     Plan,
     Planner,
+    Profile,
     Scheme,
     Workload,
     choose_plan_shapes,
@@ -172,6 +173,37 @@ def test_sizes_are_chosen_from_plans() -> None:
         b.padded_tokens // p.scheme.sp for q in plans for p in q.pipelines for b in p.micro_batches
     ]
     assert largest >= max(batches)
+
+
+def test_chosen_sizes_run_the_schemes_of_the_plans() -> None:
+    def cost(a: float, b: float, c: float, **degrees: int) -> dict[str, float]:
+        return {**degrees, "a": a, "b": b, "c": c}
+
+    document = {
+        **find_profile("llama-7b-a800-80gb").document,
+        "schemes": [cost(1e-5, 0.1, 10.0), cost(6e-6, 0.06, 20.0, ring=2)],
+        "memory": {
+            "capacity_bytes": 11.1e9,
+            "context_bytes": 0,
+            "margin_bytes": 0,
+            "sharded_state_bytes": [[None, 8e9]],
+            "resident_layer_bytes": 1.9e9,
+            "resident_embedding_bytes": 1e8,
+            "activation_bytes_per_token": {"1": 1e6},
+        },
+    }
+    profile = Profile.from_document(document, "rings")
+    lengths = [13_001] + [7_001, 6_003, 3_999, 1_235] * 6
+
+    def planner(shapes: tuple[int, ...] = ()) -> Planner:
+        return Planner.from_profile(
+            profile, 8, 13_001, execution="static", sync=None, shapes=shapes, prove=False
+        )
+
+    free = planner().plan(lengths)
+    assert Scheme(ring=2) in free.strategy
+    for number in (1, 2, 4):
+        assert Scheme(ring=2) in planner(choose_plan_shapes([free], number)).plan(lengths).strategy
 
 
 @given(st.integers(1, 120), st.sets(st.integers(1, 40), min_size=1, max_size=3))

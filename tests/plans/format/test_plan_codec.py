@@ -192,6 +192,13 @@ def test_values_that_json_lacks_are_rejected_when_written() -> None:
         to_json(replace(small_plan(), gap=float("nan")))
 
 
+@pytest.mark.parametrize("name", ["lost_ranks", "shapes"])
+def test_lists_that_are_absent_if_empty_are_not_empty(name: str) -> None:
+    fields = {**json.loads(to_json(small_plan())), name: []}
+    with pytest.raises(PlanError, match=f"{name}: is empty. Leave it out"):
+        from_json(sealed(fields))
+
+
 def test_the_digest_covers_every_field() -> None:
     plan = small_plan()
     changed = [

@@ -249,7 +249,10 @@ def _scale_measured(
 
 
 def _is_published(profile: Profile) -> bool:
-    return any(entry.origin == "published" for entry in profile.schemes)
+    """Whether schemes are published, or derived to be like some that were left out."""
+    if any(entry.origin == "published" for entry in profile.schemes):
+        return True
+    return not profile.residuals.startswith(("derived", "measured"))
 
 
 def optimizer_of(profile: Profile, gpus: int) -> float:

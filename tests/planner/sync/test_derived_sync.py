@@ -75,6 +75,7 @@ def test_the_fixed_part_is_of_published_latencies_only() -> None:
     document = json.loads(json.dumps(dict(PROFILE.document)))
     for entry in document["schemes"]:
         entry["origin"] = "derived"
+    document["residuals"] = "derived: largest 1 %"
     profile = Profile.from_document(document, "made")
     units = profile.shape.layers + 2
     held, _ = count_parameters(profile.shape, (8, 1))
@@ -95,6 +96,16 @@ def test_the_fixed_part_is_of_published_latencies_only() -> None:
     states = OPTIMIZER_MOVED_BYTES * count_parameters(profile.shape, (1, 1))[0] / 64
     hbm = DEVICES["a800-80gb"].hbm_gb_s * 1e6 * HBM_EFFICIENCY
     assert derive_sync(profile, 64).optimizer_ms == pytest.approx(states / hbm, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["llama-7b-a800-80gb", "llama3-8b-h100-80gb"])
+def test_a_layout_syncs_alike_whatever_schemes_are_left_out(name: str) -> None:
+    whole = load_shipped(name)
+    tp1 = whole.restrict(layout=(1, 1))
+    assert {entry.origin for entry in tp1.schemes} == {"derived"}
+    for_all, alone = derive_sync(whole, 16), derive_sync(tp1, 16)
+    assert alone.whole_ms([(1, 1)]) == for_all.whole_ms([(1, 1)])
+    assert alone.optimizer_ms == for_all.optimizer_ms
 
 
 def test_published_iterations_come_out_with_the_sync_of_plans() -> None:

@@ -43,6 +43,7 @@ class BatchTimes:
         self._families = families
         self._sync = sync
         self._lower = single_bound_ms(families.whole.classes, batch)
+        self._rough: set[Strategy] = set()
         self._fits_ms: dict[AllStrategies, float] = {}
 
     def try_strategy(self, strategy: Strategy) -> None:
@@ -58,18 +59,32 @@ class BatchTimes:
             return
         sync_ms = self._sync.of_strategy_ms(strategy)
         limit = max(self.best_ms - sync_ms, self._lower)
-        filling = _strategy_time(Filler(fleet, self.batch), self._lower, limit)
-        if filling is not None and filling.objective_ms <= limit * SIMULATED:
-            filling = exchange_sequences(fleet, self.batch, filling, self._lower, effort=ROUGHLY)
-        reached = float("inf") if filling is None else filling.objective_ms
-        if fleet.has_stages:
-            ramped = _strategy_time(
-                Filler(fleet, self.batch, ramped=True), self._lower, limit, reached
-            )
-            reached = reached if ramped is None else min(reached, ramped.objective_ms)
+        reached = self._place(fleet, limit)
+        if reached > limit * EXACT_BELOW:
+            self._rough.add(strategy)
         self.compute_ms[strategy] = reached
         self.best_ms = min(self.best_ms, reached + sync_ms)
         self.reached_ms = min(self.reached_ms, reached)
+
+    def refine(self, strategy: Strategy) -> None:
+        """Find the exact time of a strategy that was tried, if it is rough."""
+        if strategy in self._rough:
+            self._rough.remove(strategy)
+            fleet = Fleet.from_strategy(strategy, self._families.models)
+            reached = self._place(fleet, self.compute_ms[strategy] / EXACT_BELOW)
+            self.compute_ms[strategy] = min(self.compute_ms[strategy], reached)
+
+    def _place(self, fleet: Fleet, limit_ms: float) -> float:
+        """Place the batch: its time (ms), exact up to ``EXACT_BELOW`` times the limit."""
+        filling = _strategy_time(Filler(fleet, self.batch), self._lower, limit_ms)
+        if filling is not None and filling.objective_ms <= limit_ms * SIMULATED:
+            filling = exchange_sequences(fleet, self.batch, filling, self._lower, effort=ROUGHLY)
+        reached = float("inf") if filling is None else filling.objective_ms
+        if fleet.has_stages:
+            filler = Filler(fleet, self.batch, ramped=True)
+            ramped = _strategy_time(filler, self._lower, limit_ms, reached)
+            reached = reached if ramped is None else min(reached, ramped.objective_ms)
+        return reached
 
     def time_ms(self, strategy: Strategy) -> float:
         """Return the time of a strategy that was tried, with its sync."""

@@ -6,20 +6,28 @@ strategies. What parameters and gradients take to be synchronized counts in a st
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.bounds.with_sync import Families
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
 from seqplan.planner.proposal.batch_times import BatchTimes
+from seqplan.planner.proposal.kept_strategies import (
+    Proposed,
+    TimedStrategy,
+    describe_kept,
+    keep_best,
+    refine,
+)
 from seqplan.planner.proposal.layout_times import (
     layout_times,
     regrouping_times,
+    strategies_by_layout,
     strategy_layouts,
 )
 from seqplan.planner.proposal.layouts import (
@@ -32,7 +40,7 @@ from seqplan.planner.proposal.scenarios import Scenarios
 from seqplan.planner.proposal.search import search
 from seqplan.planner.strategies.homogeneous import promising_homogeneous
 from seqplan.planner.strategies.regrouping import RegroupLayout, make_regroup_layouts
-from seqplan.planner.sync.times import NO_SYNC, SyncTimes, layouts_of
+from seqplan.planner.sync.times import NO_SYNC, Layout, SyncTimes, layouts_of
 from seqplan.plans.scheme import Scheme, Strategy
 
 Progress = Callable[[str, int, int], None]
@@ -67,20 +75,6 @@ class Effort:
         if gpus <= 512:
             return cls(judged=32, searched=24)
         return cls(judged=16, searched=12)
-
-
-@dataclass(frozen=True)
-class Proposed:
-    """A kept strategy: ``expected_ms`` over the judged batches it can run, and how often it won.
-
-    ``runs``: share of the judged batches it can run; ``wins``: share on which it is the best kept.
-    """
-
-    strategy: Strategy
-    max_sequence: int
-    expected_ms: float
-    runs: float
-    wins: float
 
 
 @dataclass(frozen=True)
@@ -135,7 +129,7 @@ def propose(
     report = progress or (lambda stage, done, total: None)
     families = Families(models, gpus, sync or NO_SYNC)
     judged = [BatchTimes(batch, families, sync or NO_SYNC) for batch in batches[: effort.judged]]
-    strategies = _search_strategies(judged, families, max_len, effort, sync, report)
+    strategies, searched = _search_strategies(judged, families, max_len, effort, sync, report)
     scenarios = None
     may_regroup: list[RegroupLayout] = []
     if sync is not None:
@@ -161,6 +155,7 @@ def propose(
         sync=sync,
         scenarios=scenarios,
         may_regroup=may_regroup,
+        searched=searched,
     )
 
 
@@ -188,8 +183,11 @@ def _search_strategies(
     effort: Effort,
     sync: SyncTimes | None,
     report: Progress,
-) -> list[Strategy]:
-    """Search strategies on the batches; one of them holds ``max_len`` tokens."""
+) -> tuple[list[Strategy], frozenset[Layout]]:
+    """Search strategies on the batches; one of them holds ``max_len`` tokens.
+
+    Also returns the layouts that were searched on half of the batches or more.
+    """
     models, gpus = families.models, families.whole.gpus
     strategies: list[Strategy] = []
     spaces = families.members
@@ -199,6 +197,7 @@ def _search_strategies(
         strategies = promising_homogeneous(batches, models, gpus, max_len, sync)
     searches = 0
     fruitless = dict.fromkeys(spaces, 0)
+    of_layouts: Counter[frozenset[Layout]] = Counter()
     for done, batch_times in enumerate(judged):
         report("searching strategies", done, len(judged))
         batch = batch_times.batch
@@ -212,6 +211,7 @@ def _search_strategies(
             if idle or _reach(space.relaxation.models) < batch.longest or batch_times.close(space):
                 continue
             searched = True
+            of_layouts[layouts_of(space.relaxation.models)] += 1
             before_ms = batch_times.best_ms
             known = batch_times.best_known(space.relaxation)
             guess_ms = batch_times.guess_ms(space)
@@ -225,7 +225,11 @@ def _search_strategies(
     if not any(_reach_of(strategy, models) >= max_len for strategy in strategies):
         longest = Batch.from_lengths([max_len, *judged[0].batch.lengths])
         strategies += [s for s in search(families.whole, longest)[:1] if s not in strategies]
-    return strategies
+    half = len(judged) / 2
+    alone = [
+        layouts for layouts, times in of_layouts.items() if len(layouts) == 1 and times >= half
+    ]
+    return strategies, frozenset().union(*alone)
 
 
 def conclude(
@@ -237,37 +241,39 @@ def conclude(
     sync: SyncTimes | None = None,
     scenarios: Scenarios | None = None,
     may_regroup: Sequence[RegroupLayout] = (),
+    searched: Collection[Layout] = (),
 ) -> CandidatePool:
     """Keep the strategies that serve best together; all are timed on all batches.
 
     At most ``most_kept`` of them. With an ``sync`` and ``scenarios``, candidates are of one
     layout, unless several layouts together are better (``choose_layout``), where groups of
-    ``may_regroup`` count with their times by regrouping.
+    ``may_regroup`` count with their times by regrouping; ``searched``: as of ``layout_times``.
     """
+    reaches = [_reach_of(strategy, models) for strategy in strategies]
+    holds = [reach >= max_len for reach in reaches]
+    if sync is not None:
+        _refine_layouts(strategies, holds, judged)
     times = np.array([[one.time_ms(strategy) for one in judged] for strategy in strategies])
-    timed = [
-        _TimedStrategy(strategy, _reach_of(strategy, models), row)
-        for strategy, row in zip(strategies, times, strict=True)
-    ]
+    timed = [TimedStrategy(*entry) for entry in zip(strategies, reaches, times, strict=True)]
     regrouped = regrouping_times(may_regroup, judged, strategies, times)
     layouts, layout, static = None, None, None
     if sync is not None and scenarios is not None:
-        holds = [entry.max_sequence >= max_len for entry in timed]
         holding = {entry.layout: entry.max_sequence >= max_len for entry in may_regroup}
-        of_layouts = layout_times(times, strategies, holds, regrouped, holding, sync)
+        of_layouts = layout_times(times, strategies, holds, regrouped, holding, sync, searched)
         layout = choose_layout(of_layouts, scenarios)
         layouts = explain_choice(layout, of_layouts, scenarios, sync)
         static = None if of_layouts.static is None else of_layouts.static[0]
     usable = [t for t in timed if layout is None or strategy_layouts(t.strategy) == {layout}]
-    kept = _keep_best(usable, max_len, most_kept)
+    kept = keep_best(usable, max_len, most_kept)
     if len(kept) < most_kept:  # so that no step is slower than the best static strategy
         kept += [entry for entry in usable if entry.strategy == static and entry not in kept]
+    kept = [refine(entry, judged) for entry in kept]
     best_kept = np.min([entry.times_ms for entry in kept], axis=0)
     for entry_layout, reached in regrouped.items():
         if layout in (None, entry_layout):
             best_kept = np.minimum(best_kept, reached)
     return CandidatePool(
-        candidates=_describe_kept(kept),
+        candidates=describe_kept(kept),
         expected_ms=float(best_kept.mean()),
         pool_ms=float(times.min(axis=0).mean()),
         lower_bound_ms=_bound_judged_ms(judged, may_regroup),
@@ -276,13 +282,22 @@ def conclude(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _TimedStrategy:
-    """A strategy with its time on each batch (ms); infinite if it does not fit."""
+def _refine_layouts(
+    strategies: Sequence[Strategy], holds: Sequence[bool], judged: Sequence[BatchTimes]
+) -> None:
+    """Find exact times of the best strategy of each layout, and the best static one.
 
-    strategy: Strategy
-    max_sequence: int
-    times_ms: npt.NDArray[np.float64]
+    Of those that hold the longest sequence.
+    """
+    holding = [i for i, holds_longest in enumerate(holds) if holds_longest]
+    static = [i for i in holding if strategies[i].homogeneous]
+    of_layouts = [static, *strategies_by_layout(strategies).values()]
+    for members in of_layouts:
+        of_layout = [strategies[i] for i in members if holds[i]]
+        if of_layout:
+            best = min(of_layout, key=lambda each: sum(one.time_ms(each) for one in judged))
+            for one in judged:
+                one.refine(best)
 
 
 def _try_all(
@@ -304,56 +319,6 @@ def _bound_judged_ms(judged: Sequence[BatchTimes], may_regroup: Sequence[Regroup
     for entry in may_regroup:
         bounds = np.minimum(bounds, [entry.bound_ms(b.batch, b.gpus) for b in judged])
     return float(bounds.mean())
-
-
-def _keep_best(
-    timed: Sequence[_TimedStrategy], max_len: int, most_kept: int
-) -> list[_TimedStrategy]:
-    """Keep the strategies that serve best together."""
-    holds = [entry.max_sequence >= max_len for entry in timed]
-    return [timed[i] for i in _keep(np.array([t.times_ms for t in timed]), holds, most_kept)]
-
-
-def _describe_kept(kept: Sequence[_TimedStrategy]) -> tuple[Proposed, ...]:
-    """Describe kept strategies: mean time, and how often each runs and is the best."""
-    winner = np.array([entry.times_ms for entry in kept]).argmin(axis=0)
-    proposed = []
-    for place, entry in enumerate(kept):
-        runs = np.isfinite(entry.times_ms)
-        proposed.append(
-            Proposed(
-                entry.strategy,
-                max_sequence=entry.max_sequence,
-                expected_ms=float(np.mean(entry.times_ms[runs])) if runs.any() else float("nan"),
-                runs=float(runs.mean()),
-                wins=float((winner == place).mean()),
-            )
-        )
-    return tuple(proposed)
-
-
-def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], most_kept: int) -> list[int]:
-    """Choose by greedy k-median the strategies whose best per batch has the least mean.
-
-    One of them holds max_len, if any does. Stops early when a further strategy gains less than
-    0.01 %.
-    """
-    chosen: list[int] = []
-    best = np.full(times.shape[1], np.inf)
-    penalty = 10 * float(times[np.isfinite(times)].max()) if np.isfinite(times).any() else 1.0
-    capped = np.minimum(times, penalty)
-    while len(chosen) < min(most_kept, len(times)):
-        means = np.minimum(best, capped).mean(axis=1)
-        best_next = int(means.argmin())
-        if chosen and means[best_next] > best.mean() * (1 - 1e-4):
-            break
-        chosen.append(best_next)
-        best = np.minimum(best, capped[best_next])
-    if not any(holds[i] for i in chosen):
-        holding = [i for i in range(len(times)) if holds[i]]
-        if holding:
-            chosen = [*chosen[: most_kept - 1], min(holding, key=lambda i: float(capped[i].mean()))]
-    return chosen
 
 
 def _of_layouts(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from seqplan.planner.placement.fleet import Floats
-from seqplan.planner.proposal.batch_times import BatchTimes
+from seqplan.planner.proposal.batch_times import EXACT_BELOW, BatchTimes
 from seqplan.planner.proposal.layouts import ONE_LAYOUT
 from seqplan.planner.proposal.scenarios import LayoutTimes
 from seqplan.planner.strategies.regrouping import RegroupLayout
@@ -62,11 +62,14 @@ def layout_times(
     regrouped: Mapping[Layout, Floats],
     regrouping_holds: Mapping[Layout, bool],
     sync: SyncTimes,
+    searched: Collection[Layout],
 ) -> LayoutTimes:
     """Compare layouts by the best of their strategies, or of groups that regroup, per batch.
 
     ``times`` (strategies, batches) and ``regrouped`` (batches) in ms with sync; ``holds``:
     whether a strategy, ``regrouping_holds``: whether a layout holds the longest sequence there is.
+    ``searched``: layouts that count even if they are far behind the best, where the times of others
+    are rough; the fastest always counts.
     """
     nowhere = np.full(times.shape[1], np.inf)
     best: dict[Layout, Floats] = {
@@ -90,7 +93,12 @@ def layout_times(
         if strategy.homogeneous and holds[i] and np.isfinite(times[i]).all()
     ]
     several = np.minimum(times.min(axis=0), np.min([nowhere, *regrouped.values()], axis=0))
-    finite = {layout: mean for layout, mean in by_layout.items() if np.isfinite(mean)}
+    exact_ms = max(float(several.mean()) * EXACT_BELOW, min(by_layout.values(), default=0.0))
+    finite = {
+        layout: mean
+        for layout, mean in by_layout.items()
+        if np.isfinite(mean) and (layout in searched or mean <= exact_ms)
+    }
     return LayoutTimes(
         finite,
         float(several.mean()),

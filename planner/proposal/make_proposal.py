@@ -26,7 +26,6 @@ from seqplan.planner.proposal.candidates import (
     CandidatePool,
     Effort,
     Progress,
-    Proposed,
     evaluate_strategies,
     propose,
 )
@@ -40,6 +39,7 @@ from seqplan.planner.proposal.expert_choice import (
     price_degree,
 )
 from seqplan.planner.proposal.expert_rows import ExpertRow
+from seqplan.planner.proposal.kept_strategies import Proposed
 from seqplan.planner.proposal.micro_steps_proposal import propose_micro_steps
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
 from seqplan.planner.proposal.uniform import keep_best_scheme

@@ -17,7 +17,8 @@ from seqplan.planner.lockstep.best_layout import (
     of_layouts,
 )
 from seqplan.planner.placement.fleet import Models
-from seqplan.planner.proposal.candidates import CandidatePool, Progress, Proposed
+from seqplan.planner.proposal.candidates import CandidatePool, Progress
+from seqplan.planner.proposal.kept_strategies import Proposed
 from seqplan.planner.proposal.layouts import (
     ONE_LAYOUT,
     LayoutChoice,

@@ -132,11 +132,14 @@ def find_regrouping(
             # Rounded: the last digit of a logarithm is not the same everywhere.
             draws = [round(random.lognormvariate(0.0, PRICE_SPREAD), 6) for _ in classes]
             multipliers = np.array(draws)
-        target = reached * (1 - TOLERANCE) if best else reached
-        if target < bound:
+        # At ``reached`` a sequence may be on a class on which it takes all of it.
+        lower = reached * (1 - TOLERANCE)
+        if lower < bound:
             break
-        placed = filler.fill(target, multipliers)
-        if placed is None or placed.objective_ms >= reached:
+        targets = (lower,) if trial else (reached, lower)
+        passes = (filler.fill(target, multipliers) for target in targets)
+        placed = next((p for p in passes if p is not None and p.objective_ms < reached), None)
+        if placed is None:
             if not trial:
                 return None
             continue

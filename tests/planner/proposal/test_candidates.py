@@ -37,6 +37,27 @@ def test_layouts_that_hold_most_batches_are_candidates() -> None:
     assert layouts.static in map(str, strategies)
 
 
+def test_a_strategy_takes_as_long_whatever_is_proposed_next_to_it() -> None:
+    """And so do groups that regroup, though one sequence alone takes as long as a strategy."""
+    lengths = np.random.default_rng(0).lognormal(6.5, 1.1, 6000).astype(int).clip(32, 60_000)
+    lengths[::150] = 58_000
+    whole = find_profile("qwen3-8b-h100-80gb")
+    times = []
+    for profile in (whole, whole.restrict(layout=(1, 1))):
+        proposal = make_proposal(profile, Workload(32, 65_536, 100_000), lengths)
+        assert proposal.layouts is not None
+        assert proposal.layouts.chosen == "tp1"
+        assert all(row.expected_ms < 2 * proposal.expected_ms for row in proposal.layouts.rows)
+        of_strategies = {str(of.strategy): of.expected_ms for of in proposal.candidates}
+        of_all = {"all": proposal.expected_ms, "static": proposal.layouts.static_ms}
+        times.append(of_strategies | of_all)
+    common = times[0].keys() & times[1].keys()
+    assert len(common) >= 4
+    assert {key: times[0][key] for key in common} == pytest.approx(
+        {key: times[1][key] for key in common}, rel=2e-3
+    )
+
+
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [

@@ -188,6 +188,18 @@ def test_a_long_sequence_on_all_ranks_that_then_split() -> None:
     assert "ranks regroup within the step" in explain(plan)
 
 
+def test_a_time_that_one_sequence_takes_alone_is_gone_below() -> None:
+    """The cheapest class that ends by then takes all of it, others do not."""
+    models = {
+        Scheme(1, 1, sp): SchemeModel(Scheme(1, 1, sp), Latency(0.0, b, 1.0), 1000)
+        for sp, b in ((1, 1.0), (2, 0.6), (4, 0.4))
+    }
+    schemes, batch = of_models(models), Batch.from_lengths([400])
+    for alone_ms in (401.0, 241.0):
+        placed = find_regrouping(schemes.classes, batch, 4, below_ms=alone_ms)
+        assert placed.objective_ms == pytest.approx(161.0)
+
+
 def test_equal_sequences_left_over_share_ranks() -> None:
     """Forty of one length on sixteen GPUs: two on each, then eight on two GPUs each."""
     profile = "llama-7b-a800-80gb"

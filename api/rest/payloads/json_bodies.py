@@ -31,7 +31,7 @@ def json_body(kind: type[Body]) -> Callable[[Request], Awaitable[Body]]:
         try:
             return kind.model_validate(fields)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            first = error.errors(include_url=False, include_context=False)[0]
             place = {**first, "loc": ("body", *first["loc"])}
             raise RequestValidationError([place]) from None
 

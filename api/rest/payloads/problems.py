@@ -113,7 +113,12 @@ def _invalid(error: RequestValidationError) -> JSONResponse:
     place = ""
     for part in first["loc"]:
         place += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return problem(422, "invalid-request", f"{place.lstrip('.')}: {first['msg']}")
+    value, detail = first.get("input"), first["msg"]
+    if first["type"] == "extra_forbidden":
+        detail = "is no field of this request. Leave it out"
+    elif isinstance(value, str | int | float):
+        detail = f"{detail}, not {value!r:.60}"
+    return problem(422, "invalid-request", f"{place.lstrip('.')}: {detail}")
 
 
 def _http(request: Request, error: HTTPException) -> JSONResponse:

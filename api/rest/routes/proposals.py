@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import asdict
+from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Any
 
@@ -125,6 +126,10 @@ def _profile_id(connection: Connection, wanted: str) -> str:
         return put_profile(connection, profile, text)
     keys = profile_ids(connection, wanted)
     if len(keys) != 1:
-        why = "several profiles have this name; give the id" if keys else "is not known"
-        raise ValueError(f"body.profile: {wanted!r}: {why}")
+        why = "is of several profiles. Give the id"
+        if not keys:
+            near = get_close_matches(wanted, list_shipped(), n=1, cutoff=0.3)
+            hint = f"; did you mean {near[0]}?" if near else "."
+            why = f"is neither uploaded nor shipped{hint} Upload it, or name one that is"
+        raise ValueError(f"body.profile: {wanted!r} {why}")
     return keys[0]

@@ -22,7 +22,7 @@ from seqplan.plans.scheme import Strategy
 RUNGS = (1.01, 1.03, 1.08, 1.2, 1.5, 2.0, 4.0)
 """Times, relative to the best known for a batch, at which a strategy is tried on it."""
 
-EXACT_BELOW = 1.03
+EXACT_BELOW = 1.08
 """Strategies this close to a batch's best are searched to their least time there."""
 
 CLOSE = 0.015

@@ -110,6 +110,13 @@ class Sampler:
             known = self._step(known)[1]
         return known
 
+    def count_epoch_steps(self) -> int:
+        """Count the steps that begin in the first epoch."""
+        state = START
+        while state.epoch == 0:
+            state = self._step(state)[1]
+        return state.step
+
     def _step(self, state: SamplerState) -> tuple[list[npt.NDArray[np.int64]], SamplerState]:
         """Draw a step's ids, a piece for each epoch, and the state after it."""
         number, cursor, room = state.epoch, state.cursor, self._tokens

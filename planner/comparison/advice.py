@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from seqplan.costs.model_sizes import SIZES, ModelShape
 from seqplan.costs.profile import Profile
+from seqplan.planner.comparison.coverage import Coverage
 from seqplan.planner.comparison.nearest import find_nearest, nearest_rival
 from seqplan.planner.comparison.results import System
 from seqplan.planner.sync.times import SyncTimes
@@ -94,12 +95,17 @@ PACKED = ("trl", "slime", "loongforge", "veomni", "verl")
 """Integrations that pack, as they are."""
 
 
-def advice(profile: Profile, systems: Sequence[System], max_len: int | None = None) -> str:
+def advice(
+    profile: Profile,
+    systems: Sequence[System],
+    max_len: int | None = None,
+    coverage: Coverage | None = None,
+) -> str:
     """Compare our plans with the nearest rival, and rate the gain at short contexts.
 
     ``max_len``: the context (tokens); integrations that pack are considered if it is short.
     """
-    sentences = _against_nearest(profile, systems)
+    sentences = _against_nearest(profile, systems, coverage)
     packed = [system for system in systems[1:] if system.key in PACKED]
     if max_len is None or max_len > SHORT or not packed:
         return sentences
@@ -114,31 +120,43 @@ def advice(profile: Profile, systems: Sequence[System], max_len: int | None = No
 class Verdict:
     """Whether plans pay off over the nearest rival.
 
-    ``pays``: None if that depends on the profile, whose error against devices is unknown.
+    ``pays``: None if that depends on the profile, whose error against devices is unknown, or on
+    sequences that no step has.
     """
 
     pays: bool | None
     sentence: str
 
 
-def judge_gain(profile: Profile, systems: Sequence[System]) -> Verdict:
-    """Compare the gain of ``systems[0]`` over the nearest rival with the profile's error."""
+def judge_gain(
+    profile: Profile, systems: Sequence[System], coverage: Coverage | None = None
+) -> Verdict:
+    """Compare the gain of ``systems[0]`` over the nearest rival with the profile's error.
+
+    If the steps do not stand for the data, plans pay off only if they would without any gain on
+    the sequences that the steps lack; else it is open.
+    """
     rival = nearest_rival(systems)
     if rival is None:
         return Verdict(None, "No other system was compared: whether one would do is open")
-    gain, error = rival.speedup - 1, profile.device_error
+    gain, error, on_what = rival.speedup - 1, profile.device_error, ""
+    if coverage is not None and not coverage.is_sufficient:
+        least = gain * (1 - coverage.unseen)
+        on_what = f" in these steps, {percent(least)} if not at all in longer sequences"
+        if not rival.certain or error is None or least <= error:
+            return Verdict(None, "The steps lack the longest sequences of the data")
     if not rival.certain:
         return Verdict(False, f"{rival.name} is as fast")
     if error is None:
         return Verdict(None, f"Plans pay off if the profile is right within {percent(gain)}")
     if gain <= error:
         return Verdict(False, f"{rival.name} will do, as far as predictions are right")
-    return Verdict(True, f"Plans pay off: they are {percent(gain)} faster")
+    return Verdict(True, f"Plans pay off: they are {percent(gain)} faster{on_what}")
 
 
-def _against_nearest(profile: Profile, systems: Sequence[System]) -> str:
+def _against_nearest(profile: Profile, systems: Sequence[System], coverage: Coverage | None) -> str:
     """Compare whole iterations of ``systems[0]`` with those of the nearest rival."""
-    rival, verdict = nearest_rival(systems), judge_gain(profile, systems)
+    rival, verdict = nearest_rival(systems), judge_gain(profile, systems, coverage)
     if rival is None:
         return f"{verdict.sentence}."
     error = profile.device_error

@@ -14,6 +14,7 @@ from seqplan.planner.argument_checks import read_whole_number
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.comparison.advice import advice, assumptions, judge_gain
+from seqplan.planner.comparison.coverage import Coverage, histogram
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.comparison.survival import ERROR, Survival
 from seqplan.planner.execution import ExecutionKind
@@ -154,6 +155,7 @@ def compare(
     others, left_out = _set_up_systems(
         _Offers(setting, proposal, chosen, seed, sampler.lengths), backend, report
     )
+    coverage = Coverage.from_steps(batches, sampler, of_ours.models, workload.gpus)
     survival = Survival.start(setting, of_ours.profile, robust or ERROR)
     systems = tuple(
         _run(trainer, of_ours if trainer is ours else setting, report, survival)
@@ -170,11 +172,15 @@ def compare(
         histogram=histogram(sampler.lengths),
         systems=systems,
         left_out=tuple(left_out),
-        advice=advice(profile, systems, workload.max_len),
-        pays=judge_gain(profile, systems).pays,
+        advice=advice(profile, systems, workload.max_len, coverage),
+        pays=judge_gain(profile, systems, coverage).pays,
+        coverage=coverage,
         survival=survival.list_gains(),
         survival_error=robust or ERROR,
-        assumptions=_list_assumptions(setting, of_ours, sampler.truncated),
+        assumptions=(
+            *_list_assumptions(setting, of_ours, sampler.truncated),
+            *(() if coverage.is_sufficient else (coverage.sentences,)),
+        ),
         optimizer_shards=workload.optimizer_shards,
         include_flagged=workload.include_flagged,
         baseline=None
@@ -350,15 +356,6 @@ def _set_up_extension(name: str, setting: Setting) -> list[ComparedSystem | Skip
     if not all(isinstance(offer, ComparedSystem | Skipped) for offer in offers):
         raise ValueError(f"system {name!r}: its entry point must return ComparedSystem or Skipped")
     return list(offers)
-
-
-def histogram(lengths: npt.NDArray[np.int64]) -> tuple[tuple[int, int, int], ...]:
-    """Count (up to length, sequences, tokens) per power of two from the first used."""
-    power = np.ceil(np.log2(lengths)).astype(np.int64)
-    return tuple(
-        (2**k, int((power == k).sum()), int(lengths[power == k].sum()))
-        for k in range(int(power.min()), int(power.max()) + 1)
-    )
 
 
 def _run(

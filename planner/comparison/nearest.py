@@ -45,8 +45,10 @@ class Rival:
         if self.interval is None:
             few = "1 step" if self.steps == 1 else f"{self.steps} steps"
             return f"no interval: {few}; {LEAST_STEPS} or more give one"
-        low, high = self.interval
-        return f"{percent(CONFIDENCE, 0)} interval {low:.2f} to {high:.2f} over {self.steps} steps"
+        low, high = (f"{end:.2f}" for end in self.interval)
+        if low == high:
+            return f"no interval: {self.steps} steps that hardly differ"
+        return f"{percent(CONFIDENCE, 0)} interval {low} to {high} over {self.steps} steps"
 
     @property
     def text(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import mean
 
+from seqplan.planner.comparison.coverage import Coverage
 from seqplan.planner.simulation.iteration import Iteration
 
 
@@ -78,7 +79,9 @@ class Comparison:
     survival_error: float = 0.0
     """Share of these errors: that of robust plans, or a usual one."""
     pays: bool | None = None
-    """Whether our plans pay off over the nearest rival; None if that depends on the profile."""
+    """Whether our plans pay off over the nearest rival; None if that is open."""
+    coverage: Coverage | None = None
+    """The work of the data that the steps lack; None for steps that no data was drawn for."""
 
     @property
     def ours(self) -> System:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +102,15 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         lines.append(describe_survival(comparison))
     if comparison.left_out:
         lines += ["", *(f"left out: {name}: {why}" for name, why in comparison.left_out)]
-    return [*lines, "", *comparison.assumptions, "", comparison.advice]
+    return [*lines, "", *comparison.assumptions, "", comparison.advice, *_fix_lines(comparison)]
+
+
+def _fix_lines(comparison: Comparison) -> list[str]:
+    """Name the options with which the steps stand for the data."""
+    coverage = comparison.coverage
+    if coverage is None or coverage.is_sufficient:
+        return []
+    return [f"Give --steps {coverage.epoch}, an epoch, or a smaller --max-len, for all sequences."]
 
 
 def describe_survival(comparison: Comparison) -> str:
@@ -211,10 +220,13 @@ ANSWERS = {True: "yes", False: "no", None: "open"}
 
 def pay_lines(comparison: Comparison, profile: Profile) -> list[str]:
     """Return the answer, the gain over each rival, and the prediction's error."""
-    verdict = advice.judge_gain(profile, comparison.systems)
+    coverage = comparison.coverage
+    verdict = advice.judge_gain(profile, comparison.systems, coverage)
     lines = [f"does it pay: {ANSWERS[verdict.pays]}. {verdict.sentence}."]
     for label, rival in _rivals(comparison):
         lines.append(f"  over {label}, {rival.name}: {rival.text}")
+    if coverage is not None and not coverage.is_sufficient:
+        lines.append(f"  {' '.join([coverage.sentences, *_fix_lines(comparison)])}")
     error = profile.device_error
     stated = "unknown" if error is None else f"{percent(error, 0)}"
     lines.append(f"  predicted, not measured; expected error against devices: {stated}")
@@ -224,7 +236,8 @@ def pay_lines(comparison: Comparison, profile: Profile) -> list[str]:
 def pay_fields(comparison: Comparison, profile: Profile) -> dict[str, Any]:
     """Return the same as JSON values; speed-ups are ratios of whole iterations."""
     return {
-        "pays": advice.judge_gain(profile, comparison.systems).pays,
+        "pays": comparison.pays,
+        "coverage": None if comparison.coverage is None else asdict(comparison.coverage),
         "expected_error": profile.device_error,
         "over": [{"rival": label, **_rival_fields(rival)} for label, rival in _rivals(comparison)],
     }

@@ -58,6 +58,15 @@ def test_summary_as_json_without_files(lengths: Path) -> None:
     assert fields["steps"] == 2
 
 
+def test_the_answer_is_open_if_the_steps_lack_the_longest_sequences(tmp_path: Path) -> None:
+    np.save(tmp_path / "one.npy", np.array([900_000] + [500] * 3000))
+    text = " ".join(succeeded(call("plan", tmp_path / "one.npy", *MODEL)).split())
+    assert "does it pay: open. The steps lack the longest sequences of the data. " in text
+    assert "up to 500 tokens, the data up to 900,000, which sizes static strategies. " in text
+    assert "Give --steps 62, an epoch, or a smaller --max-len, for all sequences. " in text
+    assert "interval: 20 steps that hardly differ" in text
+
+
 def test_the_answer_states_the_options_that_it_leaves_out(lengths: Path, tmp_path: Path) -> None:
     more = (*SMALL, "--gpus", 4, "--slowdown", "3=1.5", "--window", 2)
     profile = ("--profile", "llama3-8b-h100-80gb")

@@ -10,8 +10,10 @@ from settings_made import CODE
 
 from seqplan import Profile, Workload
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.comparison.advice import ablation, advice, assumptions, rivals
-from seqplan.planner.comparison.compare import Options, compare, histogram
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.comparison.advice import ablation, advice, assumptions, judge_gain, rivals
+from seqplan.planner.comparison.compare import Options, compare
+from seqplan.planner.comparison.coverage import Coverage, histogram
 from seqplan.planner.comparison.nearest import nearest_rival
 from seqplan.planner.comparison.results import Comparison, System, mean_compute_ms
 from seqplan.planner.sync.choice import choose_sync
@@ -215,6 +217,29 @@ def test_advice(error: float | None, factor: float, expected: str) -> None:
     assert advice(with_error(error), [ours]).startswith("No other system was compared")
 
 
+def test_steps_without_the_longest_sequences_give_no_answer() -> None:
+    """Unless plans would pay off without any gain on these sequences."""
+    ours, profile = small().ours, with_error(0.04)
+    lacking = Coverage(longest_of_steps=500, longest=900_000, unseen=0.9, epoch=62)
+    for factor, gap, pays in ((1.3, 0.9, None), (1.0, 0.9, None), (1.5, 0.9, True), (1.3, 0, True)):
+        systems = [ours, slower(ours, "static", factor)]
+        assert judge_gain(profile, systems, replace(lacking, unseen=gap)).pays is pays
+    assert judge_gain(with_error(None), systems, lacking).sentence.startswith("The steps lack")
+    text = advice(profile, [ours, slower(ours, "static", 1.5)], None, lacking)
+    assert "50.0 % faster in these steps, 5.0 % if not at all in longer sequences. " in text
+
+
+def test_work_of_sequences_longer_than_the_steps_have() -> None:
+    profile = load_shipped("llama3-8b-h100-80gb")
+    workload, lengths = Workload(8, 900_000, 25_000), np.array([900_000] + [500] * 3000)
+    sampler, models = Sampler(lengths, 25_000, 900_000, 0), workload.models(profile)
+    few = Coverage.from_steps(tuple(sampler.batches(20)), sampler, models, 8)
+    assert (few.longest_of_steps, few.longest, few.epoch) == (500, 900_000, 62)
+    assert few.unseen > 0.9
+    assert not few.is_sufficient
+    assert Coverage.from_steps(tuple(sampler.batches(few.epoch)), sampler, models, 8).unseen == 0
+
+
 def test_headline_is_the_nearest_rival() -> None:
     """Neither a slower static strategy nor a part of our plans."""
     ours = small().ours
@@ -241,6 +266,7 @@ def test_interval_of_many_steps_is_wide_as_they_differ() -> None:
     apart = slower(many, "static", 1.1)
     rival = nearest_rival([many, apart])
     assert rival.interval == pytest.approx((1.1, 1.1))
+    assert rival.text == "1.10× (no interval: 24 steps that hardly differ)"
     assert nearest_rival([many, apart]) == rival
     # Every other step twice as fast or as slow: no system is ahead.
     factors = [0.5, 2.0] * 12

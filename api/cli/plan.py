@@ -18,6 +18,7 @@ from seqplan.api.cli.framework.model_options import add_model
 from seqplan.api.cli.framework.output import ProgressBar, check_output, count_of, create_folder
 from seqplan.api.cli.parts.planned_steps import (
     StepRow,
+    list_mean_tokens,
     summary,
     summary_lines,
     window_lines,
@@ -217,7 +218,12 @@ def _plan(args: argparse.Namespace, source: _Source, output: Path | None) -> lis
 def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
     """Propose for the data, plan steps of it, and compare them."""
     from seqplan.api.cli.parts.compare_output import pay_fields, pay_lines
-    from seqplan.api.cli.parts.first_proposal import check_parts, propose_for_data, write_parts
+    from seqplan.api.cli.parts.first_proposal import (
+        check_parts,
+        list_short_steps,
+        propose_for_data,
+        write_parts,
+    )
     from seqplan.api.report import render
     from seqplan.planner.proposal.expert_rows import explain_degrees
     from seqplan.planner.step.slow_ranks import list_factors
@@ -267,9 +273,11 @@ def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
             f"{workload.max_len:,}",
             98,
         ),
+        *(line for note in list_short_steps(workload) for line in wrap(note, 98)),
         *_note_lines(source),
         *wrap(first.origin, 98),
         *_lines(args, rows, source),
+        *list_mean_tokens(rows, workload.tokens),
         "",
         *(
             explain_degrees(first.proposal.experts, first.proposal.profile.expert_parallel)

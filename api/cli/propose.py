@@ -15,6 +15,7 @@ from seqplan.api.cli.framework.output import (
     seconds,
     table,
 )
+from seqplan.api.cli.parts.first_proposal import list_short_steps
 from seqplan.costs.default_schemes import MOST_RING, find_longest_ring
 from seqplan.costs.lengths import read_lengths
 from seqplan.planner.proposal.backends import apply_backend
@@ -159,11 +160,7 @@ def proposal_lines(proposal: Proposal) -> list[str]:
         lines.append("")
     lines += [line for note in notes for line in wrap_text(note, 98)]
     workload = proposal.workload
-    if workload.tokens < workload.max_len:
-        lines.append(
-            f"A step of {count_of(workload.tokens, 'token')} is shorter than --max-len "
-            f"{workload.max_len:,}: a longer sequence is a step alone. Give more --tokens."
-        )
+    lines += list_short_steps(workload)
     if truncated := proposal.lengths.get("truncated"):
         lines.append(
             f"{count_of(truncated, 'sequence')} truncated to {proposal.workload.max_len:,} tokens."

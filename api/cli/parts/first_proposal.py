@@ -8,6 +8,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seqplan.api.cli.framework.output import count_of
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.errors import Infeasible
@@ -31,6 +32,17 @@ class FirstProposal:
     profile: Profile
     origin: str
     derived: bool
+
+
+def list_short_steps(workload: Workload) -> list[str]:
+    """Warn of steps that are shorter than a sequence may be."""
+    if workload.tokens >= workload.max_len:
+        return []
+    sentence = (
+        f"A step of {count_of(workload.tokens, 'token')} is shorter than --max-len "
+        f"{workload.max_len:,}: a longer sequence is a step alone. Give more --tokens."
+    )
+    return [sentence]
 
 
 def propose_for_data(

@@ -105,6 +105,18 @@ def summary_lines(rows: Sequence[StepRow], truncated: int) -> list[str]:
     return lines
 
 
+USUAL_SHARE = 0.25
+"""Share by which steps may differ from the requested tokens on average without a line on it."""
+
+
+def list_mean_tokens(rows: Sequence[StepRow], tokens: int) -> list[str]:
+    """State the mean tokens of the steps if they differ much from those requested."""
+    mean = sum(row.plan.tokens for row in rows) / len(rows)
+    if abs(mean - tokens) <= USUAL_SHARE * tokens:
+        return []
+    return [f"tokens of a step: {mean:,.0f} on average, {tokens:,} requested"]
+
+
 MOST_LISTED = 4
 """Strategies of a summary, the most frequent first."""
 

@@ -67,6 +67,17 @@ def test_the_answer_is_open_if_the_steps_lack_the_longest_sequences(tmp_path: Pa
     assert "interval: 20 steps that hardly differ" in text
 
 
+def test_steps_shorter_than_a_sequence_may_be_are_noted(lengths: Path) -> None:
+    text = " ".join(
+        succeeded(call("plan", lengths, *MODEL, *QUICK, "--tokens", 900, "--steps", 9)).split()
+    )
+    assert "A step of 900 tokens is shorter than --max-len 8,192: a longer sequence is a" in text
+    assert "tokens of a step: 1,434 on average, 900 requested" in text
+    text = succeeded(call("plan", lengths, *MODEL, *QUICK))
+    assert "is shorter than" not in text
+    assert "on average" not in text
+
+
 def test_the_answer_states_the_options_that_it_leaves_out(lengths: Path, tmp_path: Path) -> None:
     more = (*SMALL, "--gpus", 4, "--slowdown", "3=1.5", "--window", 2)
     profile = ("--profile", "llama3-8b-h100-80gb")

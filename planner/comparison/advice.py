@@ -146,11 +146,11 @@ def judge_gain(
         if not rival.certain or error is None or least <= error:
             return Verdict(None, "The steps lack the longest sequences of the data")
     if not rival.certain:
-        return Verdict(False, f"{rival.name} is as fast")
+        return Verdict(False, f"{rival.full_name} is as fast")
     if error is None:
         return Verdict(None, f"Plans pay off if the profile is right within {percent(gain)}")
     if gain <= error:
-        return Verdict(False, f"{rival.name} will do, as far as predictions are right")
+        return Verdict(False, f"{rival.full_name} will do, as far as predictions are right")
     return Verdict(True, f"Plans pay off: they are {percent(gain)} faster{on_what}")
 
 

@@ -372,8 +372,9 @@ def _run(
         iterations.append(iteration)
         survival.add(trainer.key, batch, execution, iteration)
     report(trainer.name, len(setting.batches), len(setting.batches))
+    static = None if trainer.static is None else str(trainer.static)
     return System(
-        trainer.key, trainer.name, trainer.description, trainer.balanced, tuple(iterations)
+        trainer.key, trainer.name, trainer.description, trainer.balanced, tuple(iterations), static
     )
 
 

@@ -25,7 +25,7 @@ class Rival:
     """A system that our plans are compared with.
 
     ``speedup``: its mean iteration over ours; ``interval``: 95 % of it over other steps of the same
-    data, None for fewer than ``LEAST_STEPS``.
+    data, None for fewer than ``LEAST_STEPS``; ``static``: the strategy that it keeps, if it does.
     """
 
     key: str
@@ -33,6 +33,12 @@ class Rival:
     speedup: float
     interval: tuple[float, float] | None
     steps: int
+    static: str | None = None
+
+    @property
+    def full_name(self) -> str:
+        """Add the strategy to the name of a system that keeps one."""
+        return self.name if self.static is None else f"{self.name} ({self.static})"
 
     @property
     def certain(self) -> bool:
@@ -84,4 +90,5 @@ def measure_speedup(nearest: System, ours: System) -> Rival:
         tail = (1 - CONFIDENCE) / 2
         low, high = np.quantile(theirs_ms / ours_ms, (tail, 1 - tail))
         interval = (float(low), float(high))
-    return Rival(nearest.key, nearest.name, nearest.mean_ms / ours.mean_ms, interval, steps)
+    speedup = nearest.mean_ms / ours.mean_ms
+    return Rival(nearest.key, nearest.name, speedup, interval, steps, nearest.static)

@@ -14,7 +14,8 @@ class System:
     """A named way to train, with its results at every step of the comparison.
 
     ``key``: stable identifier, ``ours`` for the planner; ``balanced``: whether dispatch and packing
-    are ours on the system's strategy.
+    are ours on the system's strategy; ``static``: the homogeneous strategy that it keeps, if it
+    does.
     """
 
     key: str
@@ -22,6 +23,7 @@ class System:
     description: str
     balanced: bool
     iterations: tuple[Iteration, ...]
+    static: str | None = None
 
     @property
     def mean_ms(self) -> float:

@@ -42,6 +42,7 @@ def deepspeed(setting: Setting) -> list[ComparedSystem | Skipped]:
             "group holds, round-robin",
             False,
             lambda batch: Execution((_micro_steps(setting, batch, best),)),
+            best,
         ),
         ComparedSystem(
             "deepspeed-balanced",
@@ -49,6 +50,7 @@ def deepspeed(setting: Setting) -> list[ComparedSystem | Skipped]:
             f"{even}, the best degree on these batches; our dispatch to micro-steps and groups",
             True,
             lambda batch: setting.even_micro_steps(batch, even),
+            even,
         ),
     ]
 

@@ -40,6 +40,7 @@ def karmarkar_karp(setting: Setting) -> list[ComparedSystem | Skipped]:
             f"{best}; workload {TOKEN_WORKLOAD:,}·l + l²",
             False,
             lambda batch: _execution(setting, batch, scheme, ranks),
+            best,
         )
     ]
 

@@ -47,6 +47,7 @@ def megatron(setting: Setting, *, search: bool = False) -> list[ComparedSystem |
             f"{described}, assigned round-robin; sequences of a window do not attend to each other",
             False,
             lambda batch: Execution((assign_windows(setting, batch, strategy, window),)),
+            strategy,
         ),
         ComparedSystem(
             "megatron-dense",
@@ -56,6 +57,7 @@ def megatron(setting: Setting, *, search: bool = False) -> list[ComparedSystem |
             lambda batch: Execution(
                 (dense(setting, batch, assign_windows(setting, batch, strategy, window)),)
             ),
+            strategy,
         ),
         ComparedSystem(
             "megatron-balanced",
@@ -63,6 +65,7 @@ def megatron(setting: Setting, *, search: bool = False) -> list[ComparedSystem |
             f"{strategy}, {origin}; our dispatch and packing",
             True,
             lambda batch: setting.run_balanced(batch, [strategy]),
+            strategy,
         ),
     ]
     if setting.static_experts is not None:

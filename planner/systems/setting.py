@@ -166,7 +166,8 @@ class Setting:
 class ComparedSystem:
     """A named way to train: ``step`` plans its execution of a batch.
 
-    ``balanced``: whether dispatch and packing are ours on the system's strategy.
+    ``balanced``: whether dispatch and packing are ours on the system's strategy; ``static``: the
+    homogeneous strategy that it keeps throughout, if it does.
     """
 
     key: str
@@ -174,6 +175,7 @@ class ComparedSystem:
     description: str
     balanced: bool
     step: Callable[[Batch], Execution]
+    static: Strategy | None = None
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Compar
                 "packing",
                 True,
                 lambda batch: setting.run_balanced(batch, [homogeneous]),
+                homogeneous,
             )
         )
     reach = {scheme: model.max_sequence for scheme, model in setting.models.items()}
@@ -109,6 +110,7 @@ def _with_experts(setting: Setting, best: PlanningProblem) -> ComparedSystem:
         "mode and scheme throughout on these batches; our dispatch and packing",
         True,
         lambda batch: Execution.from_plan(planner.plan(batch)),
+        _strategy_of(best),
     )
 
 
@@ -149,6 +151,7 @@ def _in_lockstep(setting: Setting) -> list[ComparedSystem | Skipped]:
             "micro-steps and replicas",
             True,
             lambda batch: setting.even_micro_steps(batch, best),
+            best,
         ),
         several,
     ]

@@ -53,7 +53,12 @@ def trainer_rules(setting: Setting) -> list[ComparedSystem | Skipped]:
     ((scheme, ranks),) = best.counts
     return [
         ComparedSystem(
-            key, name, f"{best}; {how}", False, partial(_execution, setting, scheme, ranks, rule)
+            key,
+            name,
+            f"{best}; {how}",
+            False,
+            partial(_execution, setting, scheme, ranks, rule),
+            best,
         )
         for key, name, how, rule in _RULES
     ]

@@ -215,6 +215,17 @@ def test_advice(error: float | None, factor: float, expected: str) -> None:
     stated = "unknown" if error is None else f"{100 * error:.0f} %"
     assert f"The prediction's error against devices is {stated}." in text
     assert advice(with_error(error), [ours]).startswith("No other system was compared")
+    named = replace(static, static="8×tp1")
+    expected = expected.replace("Static", "Static (8×tp1)")
+    assert advice(with_error(error), [ours, named]).startswith(expected)
+
+
+def test_systems_that_keep_one_strategy_state_it() -> None:
+    kept = {system.key: system.static for system in small().systems}
+    by_key = {system.key: system for system in small().systems}
+    assert kept["static"] == by_key["static"].iterations[0].strategy
+    assert kept["megatron-balanced"] is not None
+    assert kept["ours"] is kept["hotspa"] is kept["hydraulis"] is None
 
 
 def test_steps_without_the_longest_sequences_give_no_answer() -> None:

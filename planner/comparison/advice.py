@@ -167,6 +167,33 @@ def _against_nearest(profile: Profile, systems: Sequence[System], coverage: Cove
     )
 
 
+_HUGGING_FACE = ("transformers", "seqplan-huggingface")
+
+RUN_BY = {
+    "trl": _HUGGING_FACE,
+    "rebalance": _HUGGING_FACE,
+    "verl": ("verl-fsdp", "verl-megatron"),
+    "megatron": ("megatron", "verl-megatron"),
+    "megatron-dcp": ("megatron",),
+    "megatron-packing": ("megatron",),
+}
+"""Key of a compared system → the trainers that run it, next to static strategies."""
+
+
+def note_other_trainer(systems: Sequence[System], baseline: tuple[str, str, str] | None) -> str:
+    """Note that the nearest rival is not of the requested trainer; empty if it is, or without one.
+
+    ``baseline``: as in ``Comparison``.
+    """
+    rival = nearest_rival(systems)
+    if rival is None or baseline is None:
+        return ""
+    trainer, _, key = baseline
+    if rival.key in (key, *STATIC) or trainer in RUN_BY.get(rival.key, ()):
+        return ""
+    return f"{rival.name} is another system: {trainer} does not run it."
+
+
 def best_published(systems: Sequence[System]) -> System | None:
     """Find the fastest of ``systems[1:]`` that dispatches and packs as it was published."""
     published = (system for system in systems[1:] if not system.balanced)

@@ -13,7 +13,7 @@ from seqplan.costs.profile import Profile
 from seqplan.planner.argument_checks import read_whole_number
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.comparison.advice import advice, assumptions, judge_gain
+from seqplan.planner.comparison import advice as conclusion
 from seqplan.planner.comparison.coverage import Coverage, histogram
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.comparison.survival import ERROR, Survival
@@ -161,6 +161,10 @@ def compare(
         _run(trainer, of_ours if trainer is ours else setting, report, survival)
         for trainer in [ours, *others]
     )
+    baseline = None
+    if backend is not None:
+        baseline = (backend.name, backend.baseline_name, backend.baseline)
+    note = conclusion.note_other_trainer(systems, baseline)
     return Comparison(
         profile=profile.name,
         hardware=profile.hardware,
@@ -172,8 +176,8 @@ def compare(
         histogram=histogram(sampler.lengths),
         systems=systems,
         left_out=tuple(left_out),
-        advice=advice(profile, systems, workload.max_len, coverage),
-        pays=judge_gain(profile, systems, coverage).pays,
+        advice=f"{conclusion.advice(profile, systems, workload.max_len, coverage)} {note}".strip(),
+        pays=conclusion.judge_gain(profile, systems, coverage).pays,
         coverage=coverage,
         survival=survival.list_gains(),
         survival_error=robust or ERROR,
@@ -183,9 +187,7 @@ def compare(
         ),
         optimizer_shards=workload.optimizer_shards,
         include_flagged=workload.include_flagged,
-        baseline=None
-        if backend is None
-        else (backend.name, backend.baseline_name, backend.baseline),
+        baseline=baseline,
     )
 
 
@@ -231,7 +233,7 @@ def _weighs(sync: SyncTimes, profile: Profile) -> bool:
 def _list_assumptions(setting: Setting, ours: Setting, truncated: int) -> tuple[str, ...]:
     """List the assumptions of a comparison in the ``setting`` of other systems."""
     profile = ours.profile
-    listed = assumptions(
+    listed = conclusion.assumptions(
         profile,
         ours.sync,
         truncated,

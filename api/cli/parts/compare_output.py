@@ -227,6 +227,8 @@ def pay_lines(comparison: Comparison, profile: Profile) -> list[str]:
         lines.append(f"  over {label}, {rival.name}: {rival.text}")
     if coverage is not None and not coverage.is_sufficient:
         lines.append(f"  {' '.join([coverage.sentences, *_fix_lines(comparison)])}")
+    if note := advice.note_other_trainer(comparison.systems, comparison.baseline):
+        lines.append(f"  {note}")
     error = profile.device_error
     stated = "unknown" if error is None else f"{percent(error, 0)}"
     lines.append(f"  predicted, not measured; expected error against devices: {stated}")

@@ -11,7 +11,14 @@ from settings_made import CODE
 from seqplan import Profile, Workload
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.comparison.advice import ablation, advice, assumptions, judge_gain, rivals
+from seqplan.planner.comparison.advice import (
+    ablation,
+    advice,
+    assumptions,
+    judge_gain,
+    note_other_trainer,
+    rivals,
+)
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.coverage import Coverage, histogram
 from seqplan.planner.comparison.nearest import nearest_rival
@@ -226,6 +233,25 @@ def test_systems_that_keep_one_strategy_state_it() -> None:
     assert kept["static"] == by_key["static"].iterations[0].strategy
     assert kept["megatron-balanced"] is not None
     assert kept["ours"] is kept["hotspa"] is kept["hydraulis"] is None
+
+
+@pytest.mark.parametrize(
+    ("trainer", "key", "runs"),
+    [
+        ("transformers", "trl", True),
+        ("transformers", "rebalance", True),
+        ("transformers", "verl", False),
+        ("seqplan-huggingface", "static", True),
+        ("seqplan-huggingface", "megatron-packing", False),
+        ("megatron", "megatron-packing", True),
+    ],
+)
+def test_rivals_of_another_trainer_are_noted(trainer: str, key: str, runs: bool) -> None:
+    ours = small().ours
+    systems, baseline = [ours, slower(ours, key, 1.1)], (trainer, "", "trl")
+    note = note_other_trainer(systems, baseline)
+    assert note == ("" if runs else f"{ours.name} is another system: {trainer} does not run it.")
+    assert note_other_trainer(systems, None) == ""
 
 
 def test_steps_without_the_longest_sequences_give_no_answer() -> None:

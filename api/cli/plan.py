@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework import options
 from seqplan.api.cli.framework.model_options import add_model
@@ -36,6 +35,7 @@ from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.problem import PACKINGS, PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.sync.times import parse_layout
+from seqplan.planner.workers.executor import Workers
 from seqplan.plans.format.atomic_file import atomic_write, write_text
 from seqplan.plans.format.plan_file import check_replaceable
 from seqplan.plans.percent import percent
@@ -135,7 +135,7 @@ class _Source:
     """What steps are planned from. ``windows``: composes steps, if it was requested."""
 
     proposal: Proposal
-    batches: Iterable[Batch]
+    batches: list[Batch]
     steps: int
     truncated: int
     windows: WindowSampler | None = None
@@ -205,14 +205,15 @@ def _plan(args: argparse.Namespace, source: _Source, output: Path | None) -> lis
     """Plan the steps of a source and write them; with ``--proposal`` by default to stdout."""
     stdout = None if args.proposal is None else sys.stdout
     with nullcontext(stdout) if output is None else atomic_write(output) as out:
-        return write_steps(
-            source.proposal,
-            source.batches,
-            _options(args),
-            out,
-            steps=source.steps,
-            workers=args.workers,
-        )
+        return _plan_steps(source, _options(args), out, args.workers)
+
+
+def _plan_steps(
+    source: _Source, chosen: PlanningOptions, out: IO[str] | None, workers: Workers | int
+) -> list[StepRow]:
+    """Plan the steps of a source, and write them to ``out``."""
+    steps = source.steps
+    return write_steps(source.proposal, source.batches, chosen, out, steps=steps, workers=workers)
 
 
 def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
@@ -342,11 +343,16 @@ def _lines(args: argparse.Namespace, rows: list[StepRow], source: _Source) -> li
 
     lines = summary_lines(rows, source.truncated)
     above = sum(row.plan.gap > EXACT_GAP for row in rows)
-    if above and not args.exact and _supports_exact(args, source.proposal):
+    label = f"gap above {percent(EXACT_GAP, 0)}"
+    if args.exact:
+        plain = _plan_steps(source, replace(_options(args), exact=False), None, args.workers)
+        before = sum(row.plan.gap > EXACT_GAP for row in plain)
         lines.append(
-            f"gap above {percent(EXACT_GAP, 0)}: {count_of(above, 'step')}; --exact solves those "
-            "of few sequences"
+            f"{label}: {count_of(before, 'step')} without --exact, which closed {before - above}; "
+            f"{above} left"
         )
+    elif above and _supports_exact(args, source.proposal):
+        lines.append(f"{label}: {count_of(above, 'step')}; --exact solves those of few sequences")
     if source.windows is not None:
         lines += window_lines(args.window, source.windows.report())
     return lines
@@ -376,10 +382,12 @@ def _draw(args: argparse.Namespace, proposal: Proposal, lengths: Lengths) -> _So
     notes = lengths.sources[0].notes
     sampler = Sampler(lengths.values, args.tokens or workload.tokens, workload.max_len, args.seed)
     if args.window == 1:
-        return _Source(proposal, sampler.batches(steps), steps, sampler.truncated, notes=notes)
+        batches = list(sampler.batches(steps))
+        return _Source(proposal, batches, steps, sampler.truncated, notes=notes)
     costs = sequence_costs(_classes(proposal), sampler.lengths, workload.gpus)
     windows = WindowSampler(sampler, args.window, costs, args.seed)
-    return _Source(proposal, windows.batches(steps), steps, sampler.truncated, windows, notes)
+    batches = list(windows.batches(steps))
+    return _Source(proposal, batches, steps, sampler.truncated, windows, notes)
 
 
 def _classes(proposal: Proposal) -> list[PipelineClass]:

@@ -113,7 +113,8 @@ class Planner:
         if layout is not None:
             profile = _keep_layout(profile, layout)
         if not workload.models(profile):
-            raise Infeasible(f"no scheme of {profile.name} fits {gpus} GPUs; add GPUs")
+            of = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+            raise Infeasible(f"no scheme of {profile.name} fits {of}; add GPUs")
         if sync == "derived":
             sync = (
                 None

@@ -38,7 +38,7 @@ PROFILE_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"layout": "tp3"}, ValueError, "has no layout tp3; it has "),
     ({"prove": 1}, TypeError, "prove: 1. Give True or False"),
     ({"max_len": 10**15}, ValueError, "max_len must be 2147483647 or less"),
-    ({"gpus": 1, "profile": "llama-32b-a800-80gb"}, Infeasible, "fits 1 GPUs"),
+    ({"gpus": 1, "profile": "llama-32b-a800-80gb"}, Infeasible, "fits 1 GPU; add"),
     ({"execution": "no"}, ValueError, "one of uniform, static, regroup, lockstep: 'no'"),
     ({"execution": "uniform"}, ValueError, "execution uniform is one scheme, which a proposal"),
     ({"execution": "static", "profile": ZERO_3}, ValueError, f"static: profile {ZERO_3} is of"),

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from seqplan.planner.argument_checks import read_whole_number
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,14 @@ class _Epoch:
 
 
 def check_tokens(total: int, tokens: int) -> None:
-    """Raise ``ValueError`` if a step of ``tokens`` is more than the data's ``total``."""
+    """Raise ``OptionError`` if a step of ``tokens`` is more than the data's ``total``."""
     if total < tokens:
-        raise ValueError(
-            f"the data has {total} tokens, fewer than a step of {tokens}, which would repeat "
-            "sequences. Give fewer tokens or more data"
+        raise OptionError(
+            "the data has {total} tokens, fewer than a step of {step}, which would repeat "
+            "sequences. Give fewer {0} or more data",
+            "tokens",
+            total=total,
+            step=tokens,
         )
 
 

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from seqplan.costs.profile import Profile
     from seqplan.planner.proposal.scheme_filter import SchemeFilter
     from seqplan.planner.workers.executor import Workers
@@ -234,6 +237,19 @@ def workload_of(args: argparse.Namespace) -> Workload:
         include_flagged=args.schemes.flagged,
         optimizer_shards=args.optimizer_shards,
     )
+
+
+def check_default_tokens(args: argparse.Namespace, lengths: npt.NDArray[np.integer]) -> None:
+    """Raise ``ValueError`` if the data has fewer tokens than the default ``--tokens``."""
+    from seqplan.planner.workload import TOKENS_PER_GPU
+
+    used = lengths if args.max_len is None else lengths.clip(max=args.max_len)
+    total, default = int(used.sum()), TOKENS_PER_GPU * args.gpus
+    if args.tokens is None and total < default:
+        raise ValueError(
+            f"the data has {total} tokens, fewer than a step of {default}, the default of --tokens "
+            f"on {args.gpus} GPU{'s' * (args.gpus > 1)}. Give --tokens, or more data"
+        )
 
 
 @dataclass(frozen=True)

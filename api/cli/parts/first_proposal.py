@@ -8,6 +8,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seqplan.api.cli.framework import options
 from seqplan.api.cli.framework.output import count_of
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.sampler import Sampler
@@ -55,6 +56,7 @@ def propose_for_data(
     """
     if args.gpus is None:
         raise ValueError("--gpus is required without --proposal. Give the number of GPUs")
+    options.check_default_tokens(args, lengths)
     max_len = args.max_len or int(lengths.max())
     workload = Workload(args.gpus, max_len, args.tokens or TOKENS_PER_GPU * args.gpus)
     sampler = Sampler(lengths, workload.tokens, max_len, args.seed)

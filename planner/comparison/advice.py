@@ -191,7 +191,7 @@ def note_other_trainer(systems: Sequence[System], baseline: tuple[str, str, str]
     trainer, _, key = baseline
     if rival.key in (key, *STATIC) or trainer in RUN_BY.get(rival.key, ()):
         return ""
-    return f"{rival.name} is another system: {trainer} does not run it."
+    return f"{trainer} does not run the nearest rival: {rival.name}."
 
 
 def best_published(systems: Sequence[System]) -> System | None:

@@ -250,7 +250,7 @@ def test_rivals_of_another_trainer_are_noted(trainer: str, key: str, runs: bool)
     ours = small().ours
     systems, baseline = [ours, slower(ours, key, 1.1)], (trainer, "", "trl")
     note = note_other_trainer(systems, baseline)
-    assert note == ("" if runs else f"{ours.name} is another system: {trainer} does not run it.")
+    assert note == ("" if runs else f"{trainer} does not run the nearest rival: {ours.name}.")
     assert note_other_trainer(systems, None) == ""
 
 

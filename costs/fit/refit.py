@@ -17,6 +17,7 @@ from seqplan.costs.latency import Latency
 from seqplan.costs.profile import Profile
 from seqplan.costs.profile_document import scheme_of
 from seqplan.costs.profiled_scheme import ProfiledScheme
+from seqplan.plans.percent import count_of, percent
 from seqplan.plans.scheme import Scheme
 
 LEAST_TO_SCALE, LEAST_TO_FIT = 8, 40
@@ -24,6 +25,9 @@ LEAST_TO_SCALE, LEAST_TO_FIT = 8, 40
 
 DISAGREEMENT = 0.1
 """Factors of measured schemes that are further apart than this disagree."""
+
+LEAST_FACTOR, MOST_FACTOR = 0.1, 10.0
+"""Measured over predicted times of one device; further off, they have another unit or profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +119,21 @@ def refit_profile(
     measured ones that it predicts better. ``by_scheme``: of schemes that the profile has. With
     several recomputation modes a pipeline's time is of a mixture of them: all of a scheme are
     scaled by one factor.
-    ``MeasurementError`` for a pipeline with a mode that the profile lacks, ``ProfileError`` for a
-    profile with several degrees of expert parallelism.
+    ``MeasurementError`` for a pipeline with a mode that the profile lacks, and for times that no
+    device of the profile takes, ``ProfileError`` for one with several degrees of expert
+    parallelism.
     """
     measured: dict[Scheme, Refitted] = {}
     factors = []
     models = {scheme: SchemeTimes.from_scheme(profile.by_scheme[scheme]) for scheme in by_scheme}
     for scheme, samples in by_scheme.items():
         models[scheme].check_modes(samples, profile.name)
+    check_unit(
+        np.concatenate(
+            [times(samples) / models[of].predict(samples) for of, samples in by_scheme.items()]
+        ),
+        profile.name,
+    )
     overhead = find_overhead_of(
         {scheme: models[scheme].list_times(samples) for scheme, samples in by_scheme.items()},
         LEAST_TO_SCALE,
@@ -153,6 +164,20 @@ def refit_profile(
         for scheme in (*measured, *others)
     ]
     return RefittedProfile(tuple(schemes), common, overhead)
+
+
+def check_unit(ratios: Any, profile: str) -> None:
+    """Raise ``MeasurementError`` for times that are of another unit or device.
+
+    ``ratios``: measured over predicted times.
+    """
+    factor = float(np.median(ratios))
+    if not LEAST_FACTOR <= factor <= MOST_FACTOR:
+        raise MeasurementError(
+            f"measured times are {factor:.3g} of what profile {profile} predicts: must be "
+            f"{LEAST_FACTOR:g} to {MOST_FACTOR:g}. Give milliseconds, and the profile of these "
+            "devices"
+        )
 
 
 @dataclass(frozen=True)
@@ -322,7 +347,24 @@ def write_refit(profile: Profile, results: Sequence[Refitted], source: str) -> d
             },
         }
     document["source"] = f"{profile.source}; {source}"
+    if changed:
+        document["residuals"] = _describe_residuals(results)
     return document
+
+
+def _describe_residuals(results: Sequence[Refitted]) -> str:
+    """Describe the errors of schemes that were refitted or kept by enough measured times."""
+    checked = [
+        result for result in results if result.how != "extrapolated" and result.after.samples
+    ]
+    median = max(result.after.median or 0.0 for result in checked)
+    p90 = max(result.after.p90 or 0.0 for result in checked)
+    others = len(results) - len(checked)
+    unchecked = f"; {count_of(others, 'scheme')} without enough measured times unchecked"
+    return (
+        f"refitted to times of training, worst scheme: held-out {percent(median)} (median) "
+        f"{percent(p90)} (p90){unchecked if others else ''}"
+    )
 
 
 def _predict(latency: Latency, samples: Sequence[Observed]) -> Any:

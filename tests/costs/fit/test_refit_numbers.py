@@ -1,5 +1,6 @@
 """Step times correct a profile only if they bear it."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -204,7 +205,18 @@ def test_the_new_profile_states_its_source_and_keeps_the_rest() -> None:
     assert changed.fit["refitted"].startswith("scaled: all coefficients times 1.5")
     assert again.source.endswith("; refitted to a test")
     assert again.schemes[1:] == profile.schemes[1:]
+    median, p90 = (f"{100 * error:.1f} %" for error in (result.after.median, result.after.p90))
+    assert again.residuals == (
+        f"refitted to times of training, worst scheme: held-out {median} (median) {p90} (p90)"
+    )
     assert profile.document["schemes"] != document["schemes"]  # the old one is as it was
+
+
+@pytest.mark.parametrize("factor", [0.001, 1000])
+def test_times_of_another_unit_are_rejected(factor: float) -> None:
+    message = f"times are {factor:.3g} of what profile llama-7b-a800-80gb predicts: must be 0.1 to"
+    with pytest.raises(MeasurementError, match=re.escape(message)):
+        refit_profile(LLAMA, {Scheme(tp=2): slower(Scheme(tp=2), factor, LEAST_TO_SCALE)})
 
 
 MODED = load_shipped("llama3-8b-h100-80gb").keep_schemes({Scheme(), Scheme(tp=2), Scheme(tp=8)})

@@ -239,7 +239,7 @@ def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
     check_output(plans, args.data, args.profile, args.model, args.hardware)
     check_replaceable(plans)
     if folder is not None:
-        check_parts(folder, args.data)
+        check_parts(folder, args.data, args.profile)
     _options(args)  # so that bad options fail before the data is read
     if args.gpus is not None:
         list_factors(args.slowdown, args.gpus)

@@ -32,7 +32,6 @@ class FirstProposal:
     proposal: Proposal
     profile: Profile
     origin: str
-    derived: bool
 
 
 def list_short_steps(workload: Workload) -> list[str]:
@@ -75,8 +74,7 @@ def propose_for_data(
         trainer=args.trainer,
         progress=progress,
     )
-    derived = args.profile is None and all(e.origin == "derived" for e in profile.schemes)
-    return FirstProposal(proposal, profile, origin, derived)
+    return FirstProposal(proposal, profile, origin)
 
 
 def _profile_of_model(
@@ -140,21 +138,25 @@ def _profile_of_model(
     )
 
 
-def check_parts(folder: Path, data: str) -> None:
-    """Check that lengths in a folder are the input, or an earlier run's. ``ValueError``."""
-    lengths = folder / "lengths.npy"
-    of_run = (folder / "proposal.json").exists() or lengths.resolve() == Path(data).resolve()
-    if lengths.exists() and not of_run:
-        raise ValueError(f"{lengths}: exists, and is of no earlier run. Name another folder")
+def check_parts(folder: Path, data: str, profile: str | None) -> None:
+    """Check that parts in a folder are the inputs, or an earlier run's. ``ValueError``."""
+    of_run = (folder / "proposal.json").exists()
+    for name, source in (("lengths.npy", data), ("profile.json", profile)):
+        part = folder / name
+        if part.exists() and not (of_run or _is_same(part, source)):
+            raise ValueError(f"{part}: exists, and is of no earlier run. Name another folder")
+
+
+def _is_same(path: Path, source: str | None) -> bool:
+    return source is not None and path.resolve() == Path(source).resolve()
 
 
 def write_parts(folder: Path, first: FirstProposal, lengths: npt.NDArray[np.integer]) -> None:
-    """Write what plans were made from: lengths, the profile if it was derived, the proposal."""
+    """Write what plans were made from: lengths, the profile, the proposal."""
     from seqplan.api.cli.framework.output import write_profile
     from seqplan.costs.lengths import save_lengths
     from seqplan.plans.format.atomic_file import write_text
 
     save_lengths(folder / "lengths.npy", lengths)
-    if first.derived:
-        write_profile(folder / "profile.json", dict(first.profile.document))
+    write_profile(folder / "profile.json", dict(first.profile.document))
     write_text(folder / "proposal.json", first.proposal.to_json())

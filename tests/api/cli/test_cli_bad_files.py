@@ -265,14 +265,17 @@ def test_an_unwritable_output_fails_before_the_work(dense: PlannedFiles, tmp_pat
 
 
 def test_files_that_have_no_plans_are_not_overwritten(dense: PlannedFiles, tmp_path: Path) -> None:
-    file, folder = tmp_path / "x.npy", tmp_path / "run"
+    file, folder, costs = tmp_path / "x.npy", tmp_path / "run", tmp_path / "costs"
     folder.mkdir()
+    costs.mkdir()
+    (costs / "profile.json").write_text("{}")
     for path in (file, folder / "lengths.npy"):
         np.save(path, np.array([5, 7]))
     for options, path in (
         (("--proposal", dense.proposal, "-o", file), f"{file}: exists, and has no plans. Name"),
         ((*PROFILE, "-o", file), f"{file}: exists, and has no plans. Name another file, or remove"),
         ((*PROFILE, "-o", folder), f"{folder / 'lengths.npy'}: exists, and is of no earlier run."),
+        ((*PROFILE, "-o", costs), f"{costs / 'profile.json'}: exists, and is of no earlier run."),
     ):
         assert complaint(call("plan", dense.lengths, *options)).startswith(path)
     assert np.array_equal(np.load(file), [5, 7])

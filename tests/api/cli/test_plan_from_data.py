@@ -45,6 +45,11 @@ def test_one_command_leaves_every_file(lengths: Path, tmp_path: Path) -> None:
     succeeded(call("plan", folder / "lengths.npy", *by_proposal))
     assert again.read_bytes() == (folder / "plans.jsonl").read_bytes()
     succeeded(call("check", "plans", again, "--profile", folder / "profile.json"))
+    # A later run by another profile replaces every part.
+    other = ("--profile", "llama-7b-a800-80gb", *SMALL, "--gpus", 8)
+    succeeded(call("plan", lengths, *other, "-o", folder))
+    plans = folder / "plans.jsonl"
+    succeeded(call("check", "plans", plans, "--profile", folder / "profile.json"))
 
 
 def test_summary_as_json_without_files(lengths: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from seqplan.api.cli.framework import model_options
@@ -15,10 +16,12 @@ from seqplan.api.cli.framework.output import check_output, count_of, write_profi
 from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.deployment import LOSSES
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.gpus.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware, Hardware
+from seqplan.costs.analytic.gpus.profiled_device import hardware_of
 from seqplan.costs.default_schemes import list_default_schemes
 from seqplan.costs.derived.expected_error import add_expected_error
 from seqplan.costs.derived.model_profiles import OFFLOADING, list_schemes
+from seqplan.costs.model_files.description_file import SUFFIXES
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
@@ -121,6 +124,7 @@ def _complete(args: argparse.Namespace) -> dict[str, Any]:
             )
     profile = find_profile(args.profile)
     cluster = model_options.cluster_of(args)
+    _check_device(args, profile, cluster.hardware)
     if cluster.hardware.cost_terms or cluster.hardware.host_memory_bytes:
         raise ValueError(
             f"{args.hardware}: cost_terms and host_memory_gb are for --model alone. With "
@@ -137,6 +141,20 @@ def _complete(args: argparse.Namespace) -> dict[str, Any]:
         file=sys.stderr,
     )
     return document
+
+
+def _check_device(args: argparse.Namespace, profile: Profile, hardware: Hardware) -> None:
+    """Check that a profile of a listed device is completed for that one. ``ValueError``.
+
+    A file of a device's values is of a device that is not listed, whatever its base.
+    """
+    measured = hardware_of(profile)
+    if measured is None or measured.name == hardware.name or Path(args.hardware).suffix in SUFFIXES:
+        return
+    raise ValueError(
+        f"--hardware {args.hardware}: profile {profile.name} is of {profile.hardware}. "
+        f"Give --hardware {measured.name}, or --model without --profile for {hardware.name}"
+    )
 
 
 def write_derived(args: argparse.Namespace, document: dict[str, Any]) -> None:

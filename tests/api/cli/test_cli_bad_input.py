@@ -211,6 +211,10 @@ BAD = {
         ("qwen3-8b --model small --hardware h100", "qwen3-8b. Did you mean --model qwen3-8b?"),
         ("--profile none.json --hardware h100-80gb", "none.json: cannot be read"),
         ("--model llama3-8b --hardware h100-80gb --schemes tp3", "tp"),
+        (
+            f"{MEASURED} --hardware h100 --model llama-7b",
+            "is of NVIDIA A800-80GB. Give --hardware a800-80gb, or --model without --profile for",
+        ),
         (f"{MEASURED} --model llama-13b", "its model has hidden 4096, not 5120; give the"),
         (
             "--profile llama-7b --hardware a800-80gb",

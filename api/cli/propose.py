@@ -163,10 +163,13 @@ def proposal_lines(proposal: Proposal) -> list[str]:
     workload = proposal.workload
     lines += list_short_steps(workload)
     if truncated := proposal.lengths.get("truncated"):
-        lines.append(
-            f"{count_of(truncated, 'sequence')} truncated to {proposal.workload.max_len:,} tokens."
-        )
+        lines.append(describe_truncated(truncated, workload.max_len))
     return lines
+
+
+def describe_truncated(count: int, max_len: int) -> str:
+    """Describe sequences that are cut to the longest planned (tokens)."""
+    return f"{count_of(count, 'sequence')} truncated to {max_len:,} tokens."
 
 
 def _spread(times: Sequence[float]) -> str:

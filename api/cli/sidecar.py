@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import secrets
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from seqplan.api.cli.framework.job_file import JobFile, name_file, read_job_file
 from seqplan.api.cli.framework.options import add_log, add_option, check_port
 from seqplan.api.cli.framework.output import ProgressBar
+from seqplan.api.cli.propose import describe_truncated
 from seqplan.api.cli.serve import keeping_of
 from seqplan.costs.lengths import read_lengths
 from seqplan.costs.shipped.catalogue import find_profile
@@ -76,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
     files = Path(job.files) if job.files else None
     with listen(job.host, job.port) as listener, closing(Store(job.store, files)) as store:
         _enter_once(store, job, inputs, args.job)
+        if truncated := int((inputs.lengths > job.max_len).sum()):
+            print(describe_truncated(truncated, job.max_len), file=sys.stderr)
         if job.token_file:
             _write_token(store, Path(job.token_file), job.job)
         service = Service(store, workers=job.workers, keeping=keeping_of(job))
@@ -206,9 +210,28 @@ def _is_known(store: Store, job: JobFile, request: dict[str, Any], origin: Path)
             return False
         first = list_revisions(connection, known)[0].proposal
         earlier = None if first is None else get(connection, ProposalRow, first)
-    if earlier is None or json.loads(earlier.request) != request:
+    before = {} if earlier is None else json.loads(earlier.request)
+    if changed := _list_changes(before, request):
         raise ValueError(
-            f"{origin}: the store {job.store} has a job {job.job!r} of other settings; name "
-            "another job or store"
+            f"{origin}: the store {job.store} has a job {job.job!r} of other settings: "
+            f"{', '.join(changed)}. Restore them, or name another job or store"
         )
     return True
+
+
+def _list_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """List the settings that differ, as ``steps 3, not 4``; those left out have their default."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    values = [
+        [of.get(name, getattr(JobFile, name, None)) for of in (before, now)] for name in names
+    ]
+    return [
+        f"{name} {_shorten(was)}, not {_shorten(value)}"
+        for name, (was, value) in zip(names, values, strict=True)
+    ]
+
+
+def _shorten(value: object) -> str:
+    """Write a setting; of a digest its first digits, of a default that is empty ``none``."""
+    text = str(value) if value or isinstance(value, int | float) else "none"
+    return text[: len("sha256:") + 8] if text.startswith("sha256:") else text

@@ -53,10 +53,23 @@ def test_a_sidecar_plans_like_the_command_line(tmp_path: Path, job_file: Path) -
     plans = planned_by_the_command_line(tmp_path)
     for _ in range(2):  # begun again, it goes on with what it has
         assert planned_by_the_sidecar(job_file) == plans
-    for changed in (FILE.replace("steps = 3", "steps = 4"), FILE + 'execution = "static"\n'):
+    for changed, difference in (
+        (FILE.replace("steps = 3", "steps = 4"), "steps 3, not 4"),
+        (FILE + 'execution = "static"\nseed = 1\n', "seed 0, not 1, execution none, not static"),
+    ):
         job_file.write_text(changed)
         line = complaint(call("sidecar", "--job", job_file))
-        assert "has a job 'job' of other settings" in line
+        assert f"has a job 'job' of other settings: {difference}. Restore them, or name" in line
+
+
+def test_a_sidecar_prints_how_many_sequences_it_truncates(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seqplan.api.rest.server.serve", lambda *_: 0)
+    job_file.write_text(FILE.replace("max_len = 4096", "max_len = 100"))
+    truncated = int((np.load(job_file.with_name("lengths.npy")) > 100).sum())
+    outcome = call("sidecar", "--job", job_file)
+    assert outcome.err.splitlines()[-1] == f"{truncated:,} sequences truncated to 100 tokens."
 
 
 def test_a_sidecar_plans_in_lockstep(tmp_path: Path, job_file: Path) -> None:

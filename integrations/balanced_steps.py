@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.latency import Latency
+from seqplan.costs.lengths.digest import lengths_digest
 from seqplan.integrations.replacement import describe_plan
 from seqplan.planner.argument_checks import read_seed, read_whole_number
 from seqplan.planner.balance.balance_ranks import balance
@@ -104,6 +105,12 @@ class BalancedSteps:
                 f"sample {place} has {tokens} tokens, its planned length is {planned}. "
                 "Make lengths from the data set that is trained on"
             )
+
+    @property
+    def settings(self) -> dict[str, int | str]:
+        """What decides the sequences of each step: ``sequences``, ``seed``, digest of lengths."""
+        digest = lengths_digest(self._lengths)
+        return {"sequences": self._sequences, "seed": self._seed, "lengths": digest}
 
     @property
     def steps(self) -> int:

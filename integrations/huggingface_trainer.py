@@ -185,6 +185,20 @@ class PlannedTrainerMixin:
             **workers,
         )
 
+    def _check_resumed(self) -> None:
+        """Compare the settings with those of the checkpoint, and store them with the next one.
+
+        ``UnplannableError`` if its steps have other sequences: some would be repeated or skipped.
+        """
+        settings = self._planned.settings
+        before = self.state.stateful_callbacks.setdefault("BalancedSteps", settings)
+        if changed := [name for name, value in settings.items() if before.get(name) != value]:
+            differences = [f"{name} {before.get(name)}, not {settings[name]}" for name in changed]
+            raise UnplannableError(
+                f"the checkpoint is of BalancedSteps with {'; '.join(differences)}. Give it the "
+                "same, or train without resume_from_checkpoint"
+            )
+
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
     ) -> tuple[list[Any], Any]:
@@ -282,6 +296,7 @@ class _StepsOfRank:
 
     def __iter__(self) -> Iterator[list[Any]]:
         trainer, lockstep = self._trainer, self._trainer._lockstep
+        trainer._check_resumed()
         epoch = trainer.state.global_step // self._planned.steps
         steps = self._planned.epoch(epoch, trainer.args.world_size, lockstep=lockstep)
         for step, planning_ms in _time_steps(steps):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from trainer_ranks import (
+    COST,
     LENGTHS,
     NO_LABEL,
     SAMPLES,
@@ -202,6 +203,21 @@ def test_a_run_resumes_within_an_epoch(tmp_path: Path) -> None:
         2, functools.partial(trained, resume=str(tmp_path / "checkpoint-4"), **saving)
     )[0]
     assert [entry["loss"] for entry in resumed] == [entry["loss"] for entry in straight()[0]]
+
+
+def test_a_run_with_other_steps_is_not_resumed(tmp_path: Path) -> None:
+    saved = arguments(str(tmp_path), max_steps=1, save_strategy="steps", save_steps=1)
+    options: dict[str, Any] = {
+        "model": model(),
+        "train_dataset": SAMPLES,
+        "data_collator": packing(),
+    }
+    planned_trainer()(args=saved, planned=planned(), **options).train()
+    others = BalancedSteps(LENGTHS, SEQUENCES // 2, 160, COST, seed=2)
+    resumed = planned_trainer()(args=arguments(str(tmp_path)), planned=others, **options)
+    message = "BalancedSteps with sequences 12, not 6; seed 1, not 2. Give it the same, or"
+    with pytest.raises(ValueError, match=message):
+        resumed.train(resume_from_checkpoint=True)
 
 
 def rejected(**changes: Any) -> str:

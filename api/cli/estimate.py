@@ -135,7 +135,9 @@ def run(args: argparse.Namespace) -> int:
         if args.batch is None and batch > 1:
             lines.append(f"batch: {batch:,} sequences, the fewest that all schemes can run")
         lines += _left_out(rejected)
-        lines += _none_fits(estimates)
+        if not any(estimated.fits for estimated in estimates):
+            least = min(estimates, key=lambda estimated: estimated.peak_bytes)
+            lines += _none_fits(args, deployment, least)
         print("\n".join(lines))
     return 0 if any(estimated.fits for estimated in estimates) else NONE_FITS
 
@@ -197,13 +199,23 @@ def _print_warnings(deployment: Deployment) -> list[str]:
     return [line for note in deployment.notes for line in wrap_text(note, 98)]
 
 
-def _none_fits(estimates: list[Estimate]) -> list[str]:
-    """Suggest options if nothing fits."""
-    if any(estimated.fits for estimated in estimates):
-        return []
-    least = min(estimates, key=lambda estimated: estimated.peak_bytes)
-    needed = f"none fits: {least.label} needs least, {_room(least)}"
-    return [f"{needed}; try more GPUs, --recompute full or a higher --zero"]
+def _none_fits(args: argparse.Namespace, deployment: Deployment, least: Estimate) -> list[str]:
+    """State options that fit if nothing does; ``least``: the estimate with the fewest bytes."""
+    from seqplan.costs.analytic.fitting import MOST_NODES, find_fitting
+
+    deployment = replace(deployment, experts=model_options.experts_of(args, least.expert_parallel))
+    batch = least.dp * least.micro_batches * args.micro_batch
+    load = Load(seq_len=args.seq_len, batch=batch, micro_batch=args.micro_batch)
+    found = find_fitting(deployment, least.scheme, load, any_batch=args.batch is None)
+    hint = (
+        f"nor does any --tp, --ulysses, --ring, --zero or --recompute full on up to {MOST_NODES:,} "
+        "nodes; give a shorter --seq-len"
+    )
+    if found is not None:
+        options = " ".join(f"--{name} {value}" for name, value in found.changed.items())
+        verdict = "is tight" if found.estimated.verdict == "tight" else "fits"
+        hint = f"with {options} it {verdict}: {_room(found.estimated)}"
+    return wrap_text(f"none fits: {least.label} needs least, {_room(least)}; {hint}", 98)
 
 
 def _room(estimated: Estimate) -> str:

@@ -84,7 +84,7 @@ def test_a_scheme_that_does_not_fit_is_a_row_and_code_3() -> None:
     outcome = call(*NODE, "--batch", 8)
     assert (outcome.code, outcome.err) == (3, "")
     assert "\ndoes not fit: 170.8 of 76.0 GiB usable\n" in outcome.out
-    assert "\nnone fits: tp1 needs least, 170.8 of 76.0 GiB usable; try more GPUs, " in outcome.out
+    assert "\nnone fits: tp1 needs least, 170.8 of 76.0 GiB usable; with " in outcome.out
     table = call(*NODE, "--batch", 8, "--tp", "1,2,8")
     assert table.code == 0
     rows = {line.split()[0]: line for line in table.out.splitlines()[2:]}
@@ -94,6 +94,25 @@ def test_a_scheme_that_does_not_fit_is_a_row_and_code_3() -> None:
     (estimate,) = json.loads(call(*NODE, "--batch", 8, "--json").out)["estimates"]
     assert (estimate["fits"], estimate["verdict"]) == (False, "does not fit")
     assert estimate["peak_bytes"] > estimate["usable_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ("--seq-len 100000", "with --ulysses 8 --recompute full it fits: 64.9 of 76"),
+        ("--seq-len 100000 --ulysses 1,8 --recompute full", ""),
+        ("--seq-len 2000000 --zero 3 --recompute full", "with --nodes 2 --ring 16 it fits: "),
+        (
+            "--seq-len 1000000000 --micro-batch 64",
+            "nor does any --tp, --ulysses, --ring, --zero or --recompute",
+        ),
+    ],
+)
+def test_options_that_fit_are_named(options: str, hint: str) -> None:
+    model = ("--model", "llama3-8b", "--hardware", "h100-80gb")
+    text = call("estimate", *model, *options.split()).out
+    assert hint in " ".join(text.split())
+    assert ("none fits" in text) == bool(hint)
 
 
 def test_figures_on_unchecked_efficiencies_say_so(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.proposal.backends import apply_backend, find_backend
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.workload import TOKENS_PER_GPU, Workload
+from seqplan.planner.workload import MOST_GPUS, TOKENS_PER_GPU, Workload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,24 +111,25 @@ def _profile_of_model(
         longest=longest if backend.splits_experts else None,
     )
     usable, _ = apply_backend(profile, workload.gpus, args.execution, 1, args.trainer)
-    reached = max(
-        (
-            model.max_sequence
-            for degree in usable.expert_degrees
-            for model in workload.models(usable.at_expert_parallel(degree)).values()
-        ),
-        default=0,
-    )
+    reached = _find_longest(usable, workload)
+    most = None
+    if not backend.axes:  # more GPUs share the states, but no sequence
+        most = _find_longest(usable, replace(workload, gpus=MOST_GPUS))
     if not reached:
         raise Infeasible(
             f"{args.model} does not fit on {workload.gpus} × {hardware.name}: no scheme has memory "
             "left for a sequence, with full recomputation. Add GPUs"
         )
     if reached < longest:
+        fix = "or more GPUs"
+        if most is not None and most < longest:
+            fix = (
+                f"or another --trainer: {args.trainer} keeps a sequence on one GPU, and on any "
+                f"number of GPUs it holds at most {most}"
+            )
         raise Infeasible(
             f"the longest sequence has {longest} tokens, but on {workload.gpus} GPUs {args.model} "
-            f"holds {reached} with full recomputation. Give --max-len {reached} to truncate, or "
-            "more GPUs"
+            f"holds {reached} with full recomputation. Give --max-len {reached} to truncate, {fix}"
         )
     stack = "" if backend.stack == DEFAULT_STACK else f", stack {backend.stack}"
     left_out = "".join(f"; left out: {part}" for part in sizes.left_out)
@@ -136,6 +137,16 @@ def _profile_of_model(
         f"profile derived for {args.model} on {workload.gpus} × {hardware.name}, {loss} loss"
         f"{stack}: nothing was measured{left_out}"
     )
+
+
+def _find_longest(profile: Profile, workload: Workload) -> int:
+    """Find the longest sequence that a scheme of the profile holds; 0 if there is none."""
+    models = (
+        model
+        for degree in profile.expert_degrees
+        for model in workload.models(profile.at_expert_parallel(degree)).values()
+    )
+    return max((model.max_sequence for model in models), default=0)
 
 
 def check_parts(folder: Path, data: str, profile: str | None) -> None:

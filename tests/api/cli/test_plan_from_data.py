@@ -103,6 +103,12 @@ def test_trainer_decides_the_schemes_and_the_rival_of_today(lengths: Path) -> No
     assert "does it pay: no" in text
 
 
+def test_a_length_that_no_number_of_gpus_holds_is_stated(tmp_path: Path) -> None:
+    np.save(tmp_path / "long.npy", np.full(9, 60_000))
+    line = complaint(call("plan", tmp_path / "long.npy", *MODEL, "--trainer", "transformers"), 3)
+    assert "or another --trainer: transformers keeps a sequence on one GPU, and on any" in line
+
+
 def test_published_profile_goes_before_a_derived_one(lengths: Path, tmp_path: Path) -> None:
     few = ("--gpus", 8, "--trainer", "verl-megatron", *SMALL)
     published = ("--model", "llama-7b", "--hardware", "a800-80gb")

@@ -233,7 +233,8 @@ def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
         raise ValueError("--model and --hardware go together. Give both, or a --profile")
     if has_batches(args.data):
         raise ValueError(
-            f"{args.data} has batches, for which strategies are proposed apart. Give --proposal"
+            f"{args.data} has batches, for which strategies are proposed apart. Propose for them "
+            f"(seqplan propose {args.data} … -o proposal.json), and give --proposal"
         )
     plans = args.output if folder is None else folder / "plans.jsonl"
     check_output(plans, args.data, args.profile, args.model, args.hardware)

@@ -121,11 +121,8 @@ def test_documents_in_place_of_others(dense: PlannedFiles, tmp_path: Path) -> No
         other = f"is {given}, not {wanted}" if given else f"is not {wanted}"
         line = complaint(call(*command, path))
         assert line == f"{path}{place}{other}. Name another file"
-    batches = tmp_path / "batches.jsonl"
-    batches.write_text('{"step":0,"ids":[5,9],"lengths":[812,96]}\n')
-    for path, given in ((dense.plans, "a plan"), (batches, "a batch")):
-        line = complaint(call("lengths", path))
-        assert line.endswith(f"line 1: is {given}. Name the lengths that it is made from")
+    line = complaint(call("lengths", dense.plans))
+    assert line.endswith("line 1: is a plan. Name the lengths that it is made from")
     profile.write_text(json.dumps(load_shipped(dense.profile).document, indent=1))
     for path, given in ((dense.proposal, "a proposal"), (profile, "a profile")):
         line = complaint(call("lengths", path))

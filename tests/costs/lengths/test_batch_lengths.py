@@ -1,0 +1,34 @@
+"""Batches that a trainer has drawn are a source of lengths."""
+
+from pathlib import Path
+
+import pytest
+
+from seqplan import read_lengths
+from seqplan.costs.lengths.sources.error import LengthsError
+
+FIRST = '{"step":0,"ids":[5,9],"lengths":[812,96]}\n\n'
+
+
+def test_sequences_of_all_batches_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "batches.jsonl"
+    path.write_text(FIRST + '{"lengths":[7],"loss_tokens":3}\n')
+    lengths = read_lengths(path)
+    assert lengths.values.tolist() == [812, 96, 7]
+    assert lengths.sources[0].notes == ("lengths of batches, one for each sequence of a step",)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 3: is not JSON: "),
+        ('{"ids":[3]}', "line 3: is no batch, as the lines before. Repair the line"),
+        ('{"lengths":[3,0]}', r"line 3: lengths\[1\] must be an integer from 1 to 2147483647: 0"),
+        ('{"lengths":[true]}', r"line 3: lengths\[0\] must be an integer from 1 to .*: True"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "batches.jsonl"
+    path.write_text(FIRST + line)
+    with pytest.raises(LengthsError, match=message):
+        read_lengths(path)

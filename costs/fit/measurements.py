@@ -9,7 +9,7 @@ not describe; they are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -102,12 +102,13 @@ class Observations:
     expert_parallel: int = 1
 
 
-def read_measurements(path: Path) -> list[Measurement]:
+def read_measurements(path: Path, note: Callable[[str], None] | None = None) -> list[Measurement]:
     """Read JSON Lines of ``{"step":…,"rank":…,"measured_ms":…}``.
 
-    ``MeasurementError`` names a bad line.
+    ``MeasurementError`` names a bad line. A last line that is cut, as a killed trainer leaves it,
+    is skipped, and ``note`` called with a sentence on it.
     """
-    measurements = []
+    measurements: list[Measurement] = []
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -121,6 +122,10 @@ def read_measurements(path: Path) -> list[Measurement]:
         try:
             fields = parse_json(line, finite=False)
         except ValueError as error:
+            if number == len(lines) and not content.endswith(b"\n") and measurements:
+                if note is not None:
+                    note(f"{path}, line {number}: is cut, and left out")
+                break
             reader.fail("", f"is no JSON: {error}")
         measurements.append(reader.read(fields))
     if not measurements:
@@ -213,8 +218,8 @@ def match_measurements(plans: Iterable[Plan], measurements: Iterable[Measurement
             )
         if foreign := [rank for rank in by_rank if not 0 <= rank < plan.world_size]:
             raise MeasurementError(
-                f"step {plan.step}: measured on rank {foreign[0]}, its plan has {plan.world_size}"
-                ". Check the path"
+                f"step {plan.step}: measured on rank {foreign[0]}, its plan has "
+                f"{plan.world_size}. Name the times of these plans"
             )
         for pipeline in measurable(plan):
             measured_ms = pipeline.slowest_rank_ms(by_rank)

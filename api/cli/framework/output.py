@@ -70,6 +70,11 @@ def describe_errors(errors: Errors) -> str:
     return f"{percent(errors.median)} / {percent(errors.p90)}"
 
 
+def print_note(text: str) -> None:
+    """Print a line about an input on stderr."""
+    print(f"seqplan: {text}", file=sys.stderr)
+
+
 class RedrawnLine:
     """One line on a terminal, redrawn; in a log a line each time. Use as a context manager."""
 

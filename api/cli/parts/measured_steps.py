@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seqplan.api.cli.framework.output import print_note
 from seqplan.api.cli.framework.server_options import fetch_plan, fetch_profile
 from seqplan.api.loggers.step_metrics import StepMetrics
 from seqplan.costs.fit.measurements import MeasurementError, read_measurements
@@ -38,7 +39,7 @@ def read_files(plans: str, measurements: Path | None, profile: Profile | None) -
     ``MeasurementError`` for a time of a step or rank that the plans do not have.
     """
     times: dict[int, dict[int, float]] = {}
-    for measured in [] if measurements is None else read_measurements(measurements):
+    for measured in [] if measurements is None else read_measurements(measurements, print_note):
         times.setdefault(measured.step, {})[measured.rank] = measured.measured_ms
     steps = []
     for plan in read_plans(plans):

@@ -15,6 +15,7 @@ from seqplan.api.cli.framework.output import (
     ERRORS,
     check_output,
     describe_errors,
+    print_note,
     table,
     write_profile,
 )
@@ -171,7 +172,8 @@ def _read_files(args: argparse.Namespace) -> _Material:
         if getattr(args, name) is None:
             raise ValueError(f"--plans requires --{name}")
     profile = find_profile(args.profile)
-    plans, measurements = read_plans(args.plans), read_measurements(args.measurements)
+    measurements = read_measurements(args.measurements, print_note)
+    plans = read_plans(args.plans)
     return profile, match_measurements(plans, measurements), args.plans
 
 

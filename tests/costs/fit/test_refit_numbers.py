@@ -192,6 +192,13 @@ def test_bad_measurements_are_named_by_line(tmp_path: Path, line: str, message: 
         read_measurements(path)
 
 
+def test_a_last_line_that_is_cut_is_left_out(tmp_path: Path) -> None:
+    path, notes = tmp_path / "m.jsonl", []
+    path.write_text('{"step":0,"rank":0,"measured_ms":1.5}\n{"step":0,"rank":1,"meas')
+    assert read_measurements(path, notes.append) == [Measurement(0, 0, 1.5)]
+    assert notes == [f"{path}, line 2: is cut, and left out"]
+
+
 def test_the_new_profile_states_its_source_and_keeps_the_rest() -> None:
     profile = load_shipped("llama-7b-a800-80gb")
     entry = profile.schemes[0]

@@ -25,13 +25,13 @@ def read_folder(
     Order: a folder's files by name, then its folders by name. ``pattern`` keeps the files whose
     name or path within the folder matches it.
     """
-    counter.require(f"{folder}: a folder")
-    collector.note(counter.note)
     texts = _files(folder, pattern)
     first = next(texts, None)
     if first is None:
         like = f" like {pattern}" if pattern else ""
         raise LengthsError(f"{folder}: holds no text files{like}. Name a folder with text files")
+    counter.require(f"{folder}: a folder")
+    collector.note(counter.note)
     texts = chain([first], texts)
     if counter.estimates:
         while paths := list(islice(texts, CHUNK)):

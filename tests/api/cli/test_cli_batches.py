@@ -99,8 +99,14 @@ def test_a_missing_file(dense: PlannedFiles, tmp_path: Path, output: Path) -> No
     path = tmp_path / "none.jsonl"
     message = complaint(call("plan", "--proposal", dense.proposal, path, "-o", output))
     assert message == f"{path}: no such file or folder. Check the path"
-    message = complaint(call("plan", "--proposal", dense.proposal, tmp_path))
-    assert message.startswith(f"{tmp_path}: a folder is text")
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.md").write_text("one text")
+    message = complaint(call("plan", "--proposal", dense.proposal, folder))
+    assert message.startswith(f"{folder}: a folder is text")
+    (folder / "a.md").rename(folder / "a.npy")
+    message = complaint(call("plan", "--proposal", dense.proposal, folder))
+    assert message.startswith(f"{folder / 'a.npy'}: is a data file in a folder of texts; name such")
     nothing_left(output)
 
 

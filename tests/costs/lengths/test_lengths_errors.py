@@ -195,6 +195,7 @@ def test_sources_that_are_not_there(tmp_path: Path) -> None:
     missing = "a.npy: no such file or folder. Check the path"
     assert complaint(tmp_path / "a.npy") == missing
     assert complaint(tmp_path / "*.idx") == "*.idx: matches no file. Change the pattern"
+    file_of(tmp_path / "a.md", "one text")
     assert complaint(tmp_path) == f"{tmp_path.name}: a folder {TEXT}"
 
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 from seqplan.api.cli.framework.commands import COMMANDS, GROUPS, select_command
-from seqplan.api.cli.framework.other_names import find_moved
+from seqplan.api.cli.framework.other_names import find_command, find_moved
 from seqplan.plans.version import VERSION
 
 FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
@@ -120,7 +120,10 @@ class _Parser(argparse.ArgumentParser):
             choices = [str(choice) for choice in action.choices or ()]
             if isinstance(action, argparse._SubParsersAction):
                 nearest = _nearest(str(value), choices)
-                if not nearest and self.prog != "seqplan":
+                if self.prog == "seqplan":
+                    moved = find_command(str(value), COMMANDS)
+                    nearest = nearest if moved is None else f". Did you mean {moved}?"
+                elif not nearest:
                     nearest = f". Commands: {', '.join(choices)}"
                 self.error(f"unknown command: {value!r}{nearest}")
             error.message += _nearest(str(value), choices)

@@ -26,6 +26,19 @@ _ELSEWHERE = {
 """Our options, and what trainers and people call the same."""
 
 
+_OUTPUTS = {"report": "plan -o FOLDER/ or compare -o FILE"}
+"""Commands that write what people take for a command."""
+
+
+def find_command(word: str, commands: Collection[str]) -> str | None:
+    """Return the command that an unknown one stands for; None if there is none.
+
+    ``commands``: of one word, or of a group and a word.
+    """
+    in_group = (name for name in commands if name.endswith(f" {word}"))
+    return _OUTPUTS.get(word) or next(in_group, None)
+
+
 def find_moved(option: str, known: Collection[str]) -> str | None:
     """Return what stands for an option that a command lacks; None if nothing does.
 

@@ -29,6 +29,8 @@ BAD = {
     "": [
         ("", "the following arguments are required: COMMAND … --help)"),
         ("replan", "unknown command: 'replan'. Did you mean plan? … --help)"),
+        ("refit -o p.json", "unknown command: 'refit'. Did you mean profile refit?"),
+        ("report", "unknown command: 'report'. Did you mean plan -o FOLDER/ or compare -o FILE?"),
         ("zzz", "unknown command: 'zzz' (see seqplan --help)"),
         ("proposee", "Did you mean propose?"),
         ("profile", "seqplan profile: the following arguments are required: COMMAND … --help)"),

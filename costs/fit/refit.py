@@ -362,7 +362,7 @@ def _describe_residuals(results: Sequence[Refitted]) -> str:
     others = len(results) - len(checked)
     unchecked = f"; {count_of(others, 'scheme')} without enough measured times unchecked"
     return (
-        f"refitted to times of training, worst scheme: held-out {percent(median)} (median) "
+        f"measured in training, worst scheme: held-out {percent(median)} (median) "
         f"{percent(p90)} (p90){unchecked if others else ''}"
     )
 

@@ -214,7 +214,7 @@ def test_the_new_profile_states_its_source_and_keeps_the_rest() -> None:
     assert again.schemes[1:] == profile.schemes[1:]
     median, p90 = (f"{100 * error:.1f} %" for error in (result.after.median, result.after.p90))
     assert again.residuals == (
-        f"refitted to times of training, worst scheme: held-out {median} (median) {p90} (p90)"
+        f"measured in training, worst scheme: held-out {median} (median) {p90} (p90)"
     )
     assert profile.document["schemes"] != document["schemes"]  # the old one is as it was
 

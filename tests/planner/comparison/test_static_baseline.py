@@ -51,7 +51,7 @@ def test_static_times_count_only_strategies_that_hold_the_longest_sequence() -> 
     mixed = Strategy.from_counts({Scheme(ulysses=2): 2, Scheme(ulysses=4): 1})
     sync = GivenSyncTimes(1.0, 1.0, "given", 0.0, 0.0)
     holds = [False, True, True]
-    compared = layout_times(times, [short, long, mixed], holds, {}, {}, sync)
+    compared = layout_times(times, [short, long, mixed], holds, {}, {}, sync, ())
     assert compared.static == (long, 8.5)
-    compared = layout_times(times, [short, long, mixed], [False, False, True], {}, {}, sync)
+    compared = layout_times(times, [short, long, mixed], [False, False, True], {}, {}, sync, ())
     assert compared.static is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -135,7 +136,7 @@ class _Source:
     """What steps are planned from. ``windows``: composes steps, if it was requested."""
 
     proposal: Proposal
-    batches: list[Batch]
+    batches: Iterable[Batch]
     steps: int
     truncated: int
     windows: WindowSampler | None = None
@@ -382,12 +383,12 @@ def _draw(args: argparse.Namespace, proposal: Proposal, lengths: Lengths) -> _So
     steps, workload = args.steps or STEPS, proposal.workload
     notes = lengths.sources[0].notes
     sampler = Sampler(lengths.values, args.tokens or workload.tokens, workload.max_len, args.seed)
-    if args.window == 1:
-        batches = list(sampler.batches(steps))
-        return _Source(proposal, batches, steps, sampler.truncated, notes=notes)
-    costs = sequence_costs(_classes(proposal), sampler.lengths, workload.gpus)
-    windows = WindowSampler(sampler, args.window, costs, args.seed)
-    batches = list(windows.batches(steps))
+    windows, drawn = None, sampler.batches(steps)
+    if args.window > 1:
+        costs = sequence_costs(_classes(proposal), sampler.lengths, workload.gpus)
+        windows = WindowSampler(sampler, args.window, costs, args.seed)
+        drawn = windows.batches(steps)
+    batches = list(drawn) if args.exact else drawn  # with --exact they are planned twice
     return _Source(proposal, batches, steps, sampler.truncated, windows, notes)
 
 

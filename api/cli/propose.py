@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     )
     check_output(args.output, args.data, args.profile)
     lengths = read_lengths([args.data]).values
-    options.check_default_tokens(args, lengths)
     workload = options.workload_of(args)
+    options.check_default_tokens(args, workload, lengths)
     sync = choose_proposal_sync(
         profile,
         args.gpus,

@@ -239,16 +239,15 @@ def workload_of(args: argparse.Namespace) -> Workload:
     )
 
 
-def check_default_tokens(args: argparse.Namespace, lengths: npt.NDArray[np.integer]) -> None:
+def check_default_tokens(
+    args: argparse.Namespace, workload: Workload, lengths: npt.NDArray[np.integer]
+) -> None:
     """Raise ``ValueError`` if the data has fewer tokens than the default ``--tokens``."""
-    from seqplan.planner.workload import TOKENS_PER_GPU
-
-    used = lengths if args.max_len is None else lengths.clip(max=args.max_len)
-    total, default = int(used.sum()), TOKENS_PER_GPU * args.gpus
-    if args.tokens is None and total < default:
+    total, gpus = int(lengths.clip(max=workload.max_len).sum()), workload.gpus
+    if args.tokens is None and total < workload.tokens:
         raise ValueError(
-            f"the data has {total} tokens, fewer than a step of {default}, the default of --tokens "
-            f"on {args.gpus} GPU{'s' * (args.gpus > 1)}. Give --tokens, or more data"
+            f"the data has {total} tokens, fewer than a step of {workload.tokens}, the default of "
+            f"--tokens on {gpus} GPU{'s' * (gpus > 1)}. Give --tokens, or more data"
         )
 
 

@@ -55,9 +55,9 @@ def propose_for_data(
     """
     if args.gpus is None:
         raise ValueError("--gpus is required without --proposal. Give the number of GPUs")
-    options.check_default_tokens(args, lengths)
     max_len = args.max_len or int(lengths.max())
     workload = Workload(args.gpus, max_len, args.tokens or TOKENS_PER_GPU * args.gpus)
+    options.check_default_tokens(args, workload, lengths)
     sampler = Sampler(lengths, workload.tokens, max_len, args.seed)
     if args.profile is not None:
         from seqplan.costs.shipped.catalogue import find_profile

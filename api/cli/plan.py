@@ -219,13 +219,8 @@ def _plan_steps(
 
 def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
     """Propose for the data, plan steps of it, and compare them."""
+    from seqplan.api.cli.parts import first_proposal
     from seqplan.api.cli.parts.compare_output import pay_fields, pay_lines
-    from seqplan.api.cli.parts.first_proposal import (
-        check_parts,
-        list_short_steps,
-        propose_for_data,
-        write_parts,
-    )
     from seqplan.api.report import render
     from seqplan.planner.proposal.expert_rows import explain_degrees
     from seqplan.planner.step.slow_ranks import list_factors
@@ -241,14 +236,14 @@ def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
     check_output(plans, args.data, args.profile, args.model, args.hardware)
     check_replaceable(plans)
     if folder is not None:
-        check_parts(folder, args.data, args.profile)
+        first_proposal.check_parts(folder, args.data, args.profile)
     _options(args)  # so that bad options fail before the data is read
     if args.gpus is not None:
         list_factors(args.slowdown, args.gpus)
     with ProgressBar() as progress:
         source_lengths = _read_lengths(args)
         lengths = source_lengths.values
-        first = propose_for_data(args, lengths, progress)
+        first = first_proposal.propose_for_data(args, lengths, progress)
         _options(args).resolve_execution(first.proposal.problem)
     source = _draw(args, first.proposal, source_lengths)
     rows = _plan(args, source, plans)
@@ -258,7 +253,7 @@ def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
     without = [f"--{name}" for name, given in unusual.items() if given]
     left_out = [f"of plans without {' and '.join(without)}"] if without else []
     if folder is not None:
-        write_parts(folder, first, lengths)
+        first_proposal.write_parts(folder, first, lengths)
         sentences = [f"The comparison is {line}." for line in left_out]
         stated = replace(comparison, assumptions=(*comparison.assumptions, *sentences))
         write_text(folder / "report.html", render(stated, first.profile))
@@ -276,7 +271,7 @@ def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
             f"{workload.max_len:,}",
             98,
         ),
-        *(line for note in list_short_steps(workload) for line in wrap(note, 98)),
+        *(line for note in first_proposal.list_short_steps(workload) for line in wrap(note, 98)),
         *_note_lines(source),
         *wrap(first.origin, 98),
         *_lines(args, rows, source),

@@ -32,19 +32,22 @@ def find_fitting(
     """Find the fewest options that make a load fit, of equally many the fastest.
 
     Full recomputation, higher ZeRO stages and degrees of tp, ulysses and ring are tried on the
-    cluster, then on one of twice as many nodes, and so on. Those that are tight count if none fit;
+    cluster, then on one of twice as many nodes, and so on. Tight ones count if none fit on any;
     None if no options do. ``scheme``: the one that needs least; ``any_batch``: the batch is the
     fewest sequences that a scheme can run, not the load's.
     """
-    nodes = deployment.cluster.nodes
+    nodes, tight = deployment.cluster.nodes, None
     while nodes <= max(MOST_NODES, deployment.cluster.nodes):
         cluster = replace(deployment.cluster, nodes=nodes)
         options = _list_fitting(replace(deployment, cluster=cluster), scheme, load, any_batch)
         if best := min(options, key=_rank, default=None):
             more: Changes = {"nodes": nodes} if nodes > deployment.cluster.nodes else {}
-            return replace(best, changed=more | best.changed)
+            found = replace(best, changed=more | best.changed)
+            if best.estimated.verdict == VERDICTS[0]:
+                return found
+            tight = tight or found
         nodes *= 2
-    return None
+    return tight
 
 
 def _rank(options: FittingOptions) -> tuple[int, int, float]:

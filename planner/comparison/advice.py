@@ -142,7 +142,7 @@ def judge_gain(
     gain, error, on_what = rival.speedup - 1, profile.device_error, ""
     if coverage is not None and not coverage.is_sufficient:
         least = gain * (1 - coverage.unseen)
-        on_what = f" in these steps, {percent(least)} if not at all in longer sequences"
+        on_what = f" in these steps, {percent(least)} if longer sequences gain nothing"
         if not rival.certain or error is None or least <= error:
             return Verdict(None, "The steps lack the longest sequences of the data")
     if not rival.certain:

@@ -206,15 +206,15 @@ def _none_fits(args: argparse.Namespace, deployment: Deployment, least: Estimate
     deployment = replace(deployment, experts=model_options.experts_of(args, least.expert_parallel))
     batch = least.dp * least.micro_batches * args.micro_batch
     load = Load(seq_len=args.seq_len, batch=batch, micro_batch=args.micro_batch)
-    found = find_fitting(deployment, least.scheme, load, any_batch=args.batch is None)
+    fitting = find_fitting(deployment, least.scheme, load, any_batch=args.batch is None)
     hint = (
         f"nor does any --tp, --ulysses, --ring, --zero or --recompute full on up to {MOST_NODES:,} "
         "nodes; give a shorter --seq-len"
     )
-    if found is not None:
-        options = " ".join(f"--{name} {value}" for name, value in found.changed.items())
-        verdict = "is tight" if found.estimated.verdict == "tight" else "fits"
-        hint = f"with {options} it {verdict}: {_room(found.estimated)}"
+    if fitting is not None:
+        options = " ".join(f"--{name} {value}" for name, value in fitting.changed.items())
+        verdict = "is tight" if fitting.estimated.verdict == "tight" else "fits"
+        hint = f"with {options} it {verdict}: {_room(fitting.estimated)}"
     return wrap_text(f"none fits: {least.label} needs least, {_room(least)}; {hint}", 98)
 
 

@@ -42,10 +42,10 @@ def find_fitting(
         options = _list_fitting(replace(deployment, cluster=cluster), scheme, load, any_batch)
         if best := min(options, key=_rank, default=None):
             more: Changes = {"nodes": nodes} if nodes > deployment.cluster.nodes else {}
-            found = replace(best, changed=more | best.changed)
+            on_nodes = replace(best, changed=more | best.changed)
             if best.estimated.verdict == VERDICTS[0]:
-                return found
-            tight = tight or found
+                return on_nodes
+            tight = tight or on_nodes
         nodes *= 2
     return tight
 

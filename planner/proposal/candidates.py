@@ -109,8 +109,8 @@ def propose(
 ) -> CandidatePool:
     """Propose strategies for data like ``batches``, of which ``effort.judged`` are evaluated.
 
-    1. Batch by batch, the strategies found so far are tried. If the best of them is not close to
-       the bound over all strategies, and for at most ``effort.searched`` batches, strategies are
+    1. Batch by batch, the strategies found so far are tried. Unless all strategies are proven to
+       take about as long as the best of them, and for at most ``effort.searched`` batches, some are
        searched for the batch (``search``: the relaxation's fractional pipeline counts rounded, and
        swaps evaluated by placement) and join those found. With a ``sync``, each layout is
        searched apart, and so are the layouts together that sync in the same time; those that

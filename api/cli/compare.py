@@ -124,7 +124,6 @@ def run(args: argparse.Namespace) -> int:
     PlanningOptions(robust=args.robust)
     apply_backend(profile, args.gpus, args.execution, args.micro_step_multiple, args.trainer)
     lengths = read_lengths([args.data]).values
-    options.check_default_tokens(args, options.workload_of(args), lengths)
     with ProgressBar() as progress:
         comparison = _compare(args, profile, lengths, progress)
         known = {"gpus": args.gpus, "max-len": args.max_len, "tokens": comparison.tokens}

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework import options
 from seqplan.api.cli.framework.model_options import add_model
@@ -25,8 +25,9 @@ from seqplan.api.cli.parts.planned_steps import (
     write_steps,
 )
 from seqplan.costs.lengths import Lengths, SourceOptions, read_lengths
+from seqplan.costs.lengths.sources.batches import has_batches
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.batches.batches_file import has_batches, read_batches
+from seqplan.planner.batches.batches_file import read_batches
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.batches.window import WindowSampler
 from seqplan.planner.bounds.sequence_costs import sequence_costs
@@ -36,7 +37,6 @@ from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.problem import PACKINGS, PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.sync.times import parse_layout
-from seqplan.planner.workers.executor import Workers
 from seqplan.plans.format.atomic_file import atomic_write, write_text
 from seqplan.plans.format.plan_file import check_replaceable
 from seqplan.plans.percent import percent
@@ -206,15 +206,14 @@ def _plan(args: argparse.Namespace, source: _Source, output: Path | None) -> lis
     """Plan the steps of a source and write them; with ``--proposal`` by default to stdout."""
     stdout = None if args.proposal is None else sys.stdout
     with nullcontext(stdout) if output is None else atomic_write(output) as out:
-        return _plan_steps(source, _options(args), out, args.workers)
-
-
-def _plan_steps(
-    source: _Source, chosen: PlanningOptions, out: IO[str] | None, workers: Workers | int
-) -> list[StepRow]:
-    """Plan the steps of a source, and write them to ``out``."""
-    steps = source.steps
-    return write_steps(source.proposal, source.batches, chosen, out, steps=steps, workers=workers)
+        return write_steps(
+            source.proposal,
+            source.batches,
+            _options(args),
+            out,
+            steps=source.steps,
+            workers=args.workers,
+        )
 
 
 def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
@@ -227,7 +226,7 @@ def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
 
     if (args.model is None) != (args.hardware is None):
         raise ValueError("--model and --hardware go together. Give both, or a --profile")
-    if has_batches(args.data):
+    if has_batches(Path(args.data)):
         raise ValueError(
             f"{args.data} has batches, for which strategies are proposed apart. Propose for them "
             f"(seqplan propose {args.data} … -o proposal.json), and give --proposal"
@@ -342,12 +341,7 @@ def _lines(args: argparse.Namespace, rows: list[StepRow], source: _Source) -> li
     above = sum(row.plan.gap > EXACT_GAP for row in rows)
     label = f"gap above {percent(EXACT_GAP, 0)}"
     if args.exact:
-        plain = _plan_steps(source, replace(_options(args), exact=False), None, args.workers)
-        before = sum(row.plan.gap > EXACT_GAP for row in plain)
-        lines.append(
-            f"{label}: {count_of(before, 'step')} without --exact, which closed {before - above}; "
-            f"{above} left"
-        )
+        lines.append(f"{label}: {count_of(above, 'step')} left with --exact")
     elif above and _supports_exact(args, source.proposal):
         lines.append(f"{label}: {count_of(above, 'step')}; --exact solves those of few sequences")
     if source.windows is not None:
@@ -356,7 +350,7 @@ def _lines(args: argparse.Namespace, rows: list[StepRow], source: _Source) -> li
 
 
 def _source_of_proposal(args: argparse.Namespace, proposal: Proposal) -> _Source:
-    if has_batches(args.data):
+    if has_batches(Path(args.data)):
         drawing = {name: getattr(args, name) for name in ("tokens", "steps", "tokenizer")}
         drawing["window"] = args.window > 1
         if given := [name for name, value in drawing.items() if value]:
@@ -383,8 +377,7 @@ def _draw(args: argparse.Namespace, proposal: Proposal, lengths: Lengths) -> _So
         costs = sequence_costs(_classes(proposal), sampler.lengths, workload.gpus)
         windows = WindowSampler(sampler, args.window, costs, args.seed)
         drawn = windows.batches(steps)
-    batches = list(drawn) if args.exact else drawn  # with --exact they are planned twice
-    return _Source(proposal, batches, steps, sampler.truncated, windows, notes)
+    return _Source(proposal, drawn, steps, sampler.truncated, windows, notes)
 
 
 def _classes(proposal: Proposal) -> list[PipelineClass]:

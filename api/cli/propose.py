@@ -65,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
     check_output(args.output, args.data, args.profile)
     lengths = read_lengths([args.data]).values
     workload = options.workload_of(args)
-    options.check_default_tokens(args, workload, lengths)
     sync = choose_proposal_sync(
         profile,
         args.gpus,

@@ -148,10 +148,10 @@ def _read(
                 path, read_csv_records(path, options.field), options.field, counter, collector
             )
         case _:
-            from seqplan.costs.lengths.sources.batches import begins_with_batch, read_batch_lengths
+            from seqplan.costs.lengths.sources.batches import has_batches, read_batch_lengths
             from seqplan.costs.lengths.sources.jsonl import read_jsonl
 
-            if options.field is None and begins_with_batch(path):
+            if options.field is None and has_batches(path):
                 read_batch_lengths(path, collector)
             else:
                 read_jsonl(path, options.field, counter, collector)

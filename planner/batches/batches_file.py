@@ -40,19 +40,6 @@ def read_batches(path: Path, max_len: int) -> Iterator[Batch]:
         raise ValueError(f"{path}: no batches. Write at least one batch")
 
 
-def has_batches(path: str) -> bool:
-    """Return whether a file has batches: its first line is an object with a list of lengths."""
-    if not path.endswith(".jsonl") or not Path(path).is_file():
-        return False
-    with open(path, "rb") as lines:
-        first = next((line for line in lines if line.strip()), b"")
-    try:
-        raw = json.loads(first)
-    except (ValueError, RecursionError):
-        return b'"lengths"' in first  # a damaged line of batches, which its reader names
-    return isinstance(raw, dict) and "lengths" in raw
-
-
 def batch_to_json(batch: Batch) -> str:
     """Write a batch as one line of a batches file, without its end."""
     fields: dict[str, object] = {

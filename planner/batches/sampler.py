@@ -45,7 +45,7 @@ def check_tokens(total: int, tokens: int) -> None:
     if total < tokens:
         raise OptionError(
             "the data has {total} tokens, fewer than a step of {step}, which would repeat "
-            "sequences. Give fewer {0} or more data",
+            "sequences. Give {0} of at most {total}, or more data",
             "tokens",
             total=total,
             step=tokens,

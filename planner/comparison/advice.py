@@ -10,6 +10,7 @@ from seqplan.costs.profile import Profile
 from seqplan.planner.comparison.coverage import Coverage
 from seqplan.planner.comparison.nearest import find_nearest, nearest_rival
 from seqplan.planner.comparison.results import System
+from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.sync.times import SyncTimes
 from seqplan.planner.workload import Workload
 from seqplan.plans.percent import percent
@@ -167,19 +168,6 @@ def _against_nearest(profile: Profile, systems: Sequence[System], coverage: Cove
     )
 
 
-_HUGGING_FACE = ("transformers", "seqplan-huggingface")
-
-RUN_BY = {
-    "trl": _HUGGING_FACE,
-    "rebalance": _HUGGING_FACE,
-    "verl": ("verl-fsdp", "verl-megatron"),
-    "megatron": ("megatron", "verl-megatron"),
-    "megatron-dcp": ("megatron",),
-    "megatron-packing": ("megatron",),
-}
-"""Key of a compared system → the trainers that run it, next to static strategies."""
-
-
 def note_other_trainer(systems: Sequence[System], baseline: tuple[str, str, str] | None) -> str:
     """Note that the nearest rival is not of the requested trainer; empty if it is, or without one.
 
@@ -189,7 +177,7 @@ def note_other_trainer(systems: Sequence[System], baseline: tuple[str, str, str]
     if rival is None or baseline is None:
         return ""
     trainer, _, key = baseline
-    if rival.key in (key, *STATIC) or trainer in RUN_BY.get(rival.key, ()):
+    if rival.key in (key, *STATIC, *find_backend(trainer).systems):
         return ""
     return f"{trainer} does not run the nearest rival: {rival.name}."
 

@@ -53,9 +53,10 @@ class Coverage:
     @property
     def sentences(self) -> str:
         """Describe what the steps lack."""
+        longest = f"{self.longest_of_steps:,}"
         return (
-            f"The steps have sequences of up to {self.longest_of_steps:,} tokens, the data up to "
-            f"{self.longest:,}, which sizes static strategies. Longer ones than the steps have are "
+            f"The steps have sequences of up to {longest} tokens, the data up to "
+            f"{self.longest:,}, which sizes static strategies. Sequences above {longest} take "
             f"{percent(self.unseen)} of the work; an epoch has {self.epoch:,} steps."
         )
 

@@ -23,7 +23,8 @@ class TrainingBackend:
     ``axes``: degrees of a scheme that may exceed 1; ``zero_stages``: ZeRO stages that it runs, the
     default first; ``executions``: kinds of execution that it runs, the default first; ``uniform``:
     one scheme on all ranks, the same at every step, in any of them; ``baseline``: key of the
-    compared system that its users run today, and ``baseline_name``, what they call it. ``modes``:
+    compared system that its users run today, and ``baseline_name``, what they call it; ``systems``:
+    keys of others that it runs, next to static strategies. ``modes``:
     recomputation modes that it switches between micro-batches; ``loss``: how it computes the loss;
     ``stack``: rates and launches of its software in derived profiles. ``splits_experts``: runs
     plans whose experts are on several ranks; ``collectives``: syncs equal replicas by them.
@@ -36,6 +37,7 @@ class TrainingBackend:
     uniform: bool
     baseline: str
     baseline_name: str
+    systems: tuple[str, ...] = ()
     modes: tuple[str, ...] = ("none", "full")
     loss: str = "whole"
     stack: str = "compiled"
@@ -130,6 +132,7 @@ BACKENDS = {
             zero_stages=(1, 2),
             baseline="trl",
             baseline_name="FSDP2 with packing",
+            systems=("rebalance",),
         ),
         replace(
             _VERL,
@@ -137,6 +140,7 @@ BACKENDS = {
             axes=frozenset(),
             baseline="trl",
             baseline_name="FSDP2 with packing",
+            systems=("rebalance",),
         ),
         replace(
             _SEQPLAN,
@@ -150,6 +154,7 @@ BACKENDS = {
             collectives=True,
             baseline="megatron-dcp",
             baseline_name="dynamic context parallelism by Megatron's rule",
+            systems=("megatron", "megatron-packing"),
         ),
         _VERL,
         replace(
@@ -161,6 +166,7 @@ BACKENDS = {
             axes=frozenset({"tp", "pp", "ring"}),
             zero_stages=(1, 2),
             executions=("lockstep",),
+            systems=("megatron",),
         ),
     )
 }

@@ -16,6 +16,6 @@ def name_document(raw: Any) -> str | None:
     """Name the document that parsed JSON is by its fields; None for others."""
     if type(raw) is not dict:
         return None
-    if isinstance(raw.get("lengths"), list) and raw.keys() <= _BATCH:
+    if isinstance(raw.get("lengths"), list) and ("step" in raw or raw.keys() <= _BATCH):
         return "a batch"
     return next((name for name, fields in _MARKS.items() if fields <= raw.keys()), None)

@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from seqplan.costs.profile import Profile
     from seqplan.planner.proposal.scheme_filter import SchemeFilter
     from seqplan.planner.workers.executor import Workers
@@ -237,18 +234,6 @@ def workload_of(args: argparse.Namespace) -> Workload:
         include_flagged=args.schemes.flagged,
         optimizer_shards=args.optimizer_shards,
     )
-
-
-def check_default_tokens(
-    args: argparse.Namespace, workload: Workload, lengths: npt.NDArray[np.integer]
-) -> None:
-    """Raise ``ValueError`` if the data has fewer tokens than the default ``--tokens``."""
-    total, gpus = int(lengths.clip(max=workload.max_len).sum()), workload.gpus
-    if args.tokens is None and total < workload.tokens:
-        raise ValueError(
-            f"the data has {total} tokens, fewer than a step of {workload.tokens}, the default of "
-            f"--tokens on {gpus} GPU{'s' * (gpus > 1)}. Give --tokens, or more data"
-        )
 
 
 @dataclass(frozen=True)

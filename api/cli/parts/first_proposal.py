@@ -8,7 +8,6 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seqplan.api.cli.framework import options
 from seqplan.api.cli.framework.output import count_of
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.sampler import Sampler
@@ -57,7 +56,6 @@ def propose_for_data(
         raise ValueError("--gpus is required without --proposal. Give the number of GPUs")
     max_len = args.max_len or int(lengths.max())
     workload = Workload(args.gpus, max_len, args.tokens or TOKENS_PER_GPU * args.gpus)
-    options.check_default_tokens(args, workload, lengths)
     sampler = Sampler(lengths, workload.tokens, max_len, args.seed)
     if args.profile is not None:
         from seqplan.costs.shipped.catalogue import find_profile

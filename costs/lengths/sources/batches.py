@@ -12,16 +12,16 @@ from seqplan.plans.format.canonical import parse_json
 from seqplan.plans.format.documents import name_document
 
 
-def begins_with_batch(path: Path) -> bool:
-    """Return whether a file's first line is a batch."""
-    if path.suffix.lower() != ".jsonl":
+def has_batches(path: Path) -> bool:
+    """Return whether a file has batches: its first line is one, or a damaged one."""
+    if path.suffix.lower() != ".jsonl" or not path.is_file():
         return False
     with path.open("rb") as lines:
         first = next((line for line in lines if line.strip()), b"")
     try:
         return name_document(json.loads(first)) == "a batch"
     except (ValueError, RecursionError):
-        return False  # the reader of records names the error
+        return b'"lengths"' in first  # a damaged line, which the reader of batches names
 
 
 def read_batch_lengths(path: Path, out: Collector) -> None:

@@ -51,11 +51,15 @@ def test_step_of_more_tokens_than_the_data_is_rejected(tmp_path: Path) -> None:
         assert not output.exists()
     succeeded(propose(few, output, "--tokens", 7000))
     outcome = call("plan", "--proposal", output, few, "--tokens", 8000)
-    assert "of 8000, which would repeat sequences. Give fewer --tokens" in complaint(outcome)
+    assert "of 8000, which would repeat sequences. Give --tokens of at most 7000" in complaint(
+        outcome
+    )
     for command in ("plan", "propose", "compare"):
         source = ("--profile", "llama3-8b-h100-80gb", "--gpus", 8, "--max-len", 4000)
         message = complaint(call(command, few, *source))
-        assert "step of 25000, the default of --tokens on 8 GPUs. Give --tokens, or" in message
+        assert (
+            "a step of 25000, which would repeat sequences. Give --tokens of at most 70" in message
+        )
 
 
 def test_steps_shorter_than_a_sequence_may_be_are_noted(tmp_path: Path, lengths: Path) -> None:

@@ -32,3 +32,17 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     path.write_text(FIRST + line)
     with pytest.raises(LengthsError, match=message):
         read_lengths(path)
+
+
+def test_a_damaged_first_line_is_one_of_batches(tmp_path: Path) -> None:
+    path = tmp_path / "batches.jsonl"
+    path.write_text('{"step":0,"lengths":[3,\n')
+    with pytest.raises(LengthsError, match="line 1: is not JSON"):
+        read_lengths(path)
+
+
+def test_steps_with_other_fields_are_batches(tmp_path: Path) -> None:
+    """The planner rejects such a field by name; without this rule its list is read as ids."""
+    path = tmp_path / "batches.jsonl"
+    path.write_text('{"step":0,"lengths":[3,4],"epoch":1}\n')
+    assert read_lengths(path).values.tolist() == [3, 4]

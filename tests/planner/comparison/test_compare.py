@@ -23,6 +23,7 @@ from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.coverage import Coverage, histogram
 from seqplan.planner.comparison.nearest import nearest_rival
 from seqplan.planner.comparison.results import Comparison, System, mean_compute_ms
+from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import GivenSyncTimes
 
@@ -244,11 +245,14 @@ def test_systems_that_keep_one_strategy_state_it() -> None:
         ("seqplan-huggingface", "static", True),
         ("seqplan-huggingface", "megatron-packing", False),
         ("megatron", "megatron-packing", True),
+        ("verl-megatron", "megatron", True),
+        ("verl-megatron", "megatron-packing", False),
     ],
 )
 def test_rivals_of_another_trainer_are_noted(trainer: str, key: str, runs: bool) -> None:
     ours = small().ours
-    systems, baseline = [ours, slower(ours, key, 1.1)], (trainer, "", "trl")
+    systems = [ours, slower(ours, key, 1.1)]
+    baseline = (trainer, "", find_backend(trainer).baseline)
     note = note_other_trainer(systems, baseline)
     assert note == ("" if runs else f"{trainer} does not run the nearest rival: {ours.name}.")
     assert note_other_trainer(systems, None) == ""

@@ -13,9 +13,12 @@ from seqplan import Strategy
 from seqplan.costs.analytic.estimate import estimate
 from seqplan.costs.analytic.validation.published_runs import deployment_of, list_runs, load_of
 from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.placement.fleet import Floats
 from seqplan.planner.sync.derive import ParameterTraffic
+from seqplan.planner.sync.times import layout_text
 from seqplan.plans.views.placement import PlacedPipeline, Placement
+from seqplan.plans.views.relays import relay_moves, saves_traffic
 from seqplan.plans.views.resharding import shards_of, unit_moves
 from seqplan.plans.views.sync_count import Moved, count_moved
 from seqplan.plans.views.unit_layout import UnitLayout
@@ -26,6 +29,8 @@ MODEL = "llama-32b"
 GIB = 2**30
 PARAMETER_BYTES, GRADIENT_BYTES = 2, 4
 """Of a bf16 model whose gradients are summed in fp32."""
+
+PER_NODE = 8
 
 STRATEGIES = {
     64: ("4×tp16", "2×tp16 + 4×tp8", "1×tp16 + 4×tp8 + 4×tp4", "2×tp8.pp4"),
@@ -38,9 +43,10 @@ def count_messages(data: Sequence[Data]) -> Output:
     config = ModelConfig(**MODELS[MODEL], recompute="none", tied=False)
     units = [(name, layouts) for name, layouts in llama_units(config) if name != NORMS]
     table = Table(
-        "GPUs | strategy | laid out in | all-gather: messages in | out | GiB in | out"
-        " | reduce-scatter: GiB out | in",
-        "{:,} | {} | {:.2f} s | {:,.0f} | {:,.0f} | {:.1f} | {:.1f} | {:.1f} | {:.1f}",
+        "GPUs | strategy | laid out in | all-gather: GiB by rail | messages in | out | GiB in | out"
+        " | reduce-scatter: GiB out | in | GiB by rail",
+        "{:,} | {} | {:.2f} s | {:.1f} | {:,.0f} | {:,.0f} | {:.1f} | {:.1f} | {:.1f} | {:.1f}"
+        " | {:.1f}",
         title=f"Sync of parameters and gradients, {MODEL}",
     )
     for ranks, strategies in STRATEGIES.items():
@@ -49,6 +55,24 @@ def count_messages(data: Sequence[Data]) -> Output:
             placement = place(Strategy.parse(text))
             assert sum(len(pipeline.ranks) for pipeline in placement) == ranks
             table.add(ranks, text, *count_largest(layouts, placement))
+    yield table
+    table = Table(
+        "model, GPUs | layout | messages | relays | collectives | relays over messages",
+        "{}, {:,} | {} | {:.2f} s | {:.2f} s | {:.2f} s | {:.2f}",
+        title="The sync of layouts on H100s, derived",
+    )
+    for model in ("llama3-8b", "qwen3-32b"):
+        profile = load_shipped(f"{model}-h100-80gb")
+        for gpus in STRATEGIES:
+            traffic = ParameterTraffic.of_profile(profile, gpus)
+            for layout in ((1, 1), (2, 1), (4, 1)):
+                times = (
+                    traffic.messages_ms(layout),
+                    traffic.together_ms(layout),
+                    traffic.alone_ms(layout, collectives=True),
+                )
+                seconds = [ms / 1e3 for ms in times]
+                table.add(model, gpus, layout_text(layout), *seconds, times[1] / times[0])
     yield table
     yield Table(
         "sync | hidden | runs | median error | p90 | bias",
@@ -61,7 +85,7 @@ def count_messages(data: Sequence[Data]) -> Output:
                 *np.quantile(np.abs(errors), (0.5, 0.9)),
                 np.median(errors),
             )
-            for kind, collectives in (("collectives", True), ("messages", False))
+            for kind, collectives in (("collectives", True), ("this runtime's", False))
             for overlap in (0.0, 0.5)
             for errors in [predict_runs(collectives=collectives, overlap=overlap)]
         ),
@@ -105,12 +129,19 @@ def place(strategy: Strategy) -> Placement:
 def count_largest(units: Sequence[UnitLayout], placement: Placement) -> Cells:
     """Return CPU-seconds to lay out the slowest of a few ranks, and their largest counts."""
     shards = shards_of(placement)
+    relayed = saves_traffic(shards, PER_NODE)
+    others = units[0].ranks // PER_NODE - 1
+    rail = sum(unit.room(0) for unit in units) * others if relayed else 0
     # The first rank of each scheme, and owners of the ends and the middle of every unit.
     ranks = {pipeline.ranks[0] for pipeline in placement[:: max(1, len(placement) // 16)]}
     ranks |= {len(shards) - 1, len(shards) // 2}
     counts, times = [], []
     for rank in sorted(ranks):
-        moves, ms = time_cpu(unit_moves, units, shards, rank)
+        moves, ms = (
+            time_cpu(relay_moves, units, shards, rank, PER_NODE)
+            if relayed
+            else time_cpu(unit_moves, units, shards, rank)
+        )
         times.append(ms)
         gathered, served, reduced, summed = (
             [count_moved(getattr(move, field), rank) for move in moves]
@@ -121,7 +152,9 @@ def count_largest(units: Sequence[UnitLayout], placement: Placement) -> Cells:
             + [_sum_gib(part, PARAMETER_BYTES) for part in (gathered, served)]
             + [_sum_gib(part, GRADIENT_BYTES) for part in (reduced, summed)]
         )
-    return max(times) / 1e3, *map(max, zip(*counts, strict=True))
+    most = map(max, zip(*counts, strict=True))
+    by_rail = [rail * size / GIB for size in (PARAMETER_BYTES, GRADIENT_BYTES)]
+    return max(times) / 1e3, by_rail[0], *most, by_rail[1]
 
 
 def _sum_gib(counts: Sequence[Moved], element_bytes: int) -> float:

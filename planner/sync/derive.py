@@ -13,7 +13,10 @@ smallest moves most:
     bytes · (share from other nodes / inter-node link  or  share of the node / intra-node link)
     + units · latency + messages · (what a further rank of a collective adds)
 
-as the messages of a unit start together.
+as the messages of a unit start together. Over several nodes, a rank that holds more of the model
+than an even part of its node's relays it (``plans.views.relays``): first each rank gathers such a
+part of all units from the ranks of its place on other nodes, as a ring does, and then sends
+messages within the node. One follows the other.
 
 Profiles of published latencies are of Hydraulis (arXiv 2412.07894), whose Table 1 has two totals of
 LLaMA-32B on 64 A800: 1,110 ms between equal replicas, which were 4×tp16 (Table 3), and 1,710 ms
@@ -28,8 +31,8 @@ With experts on E ranks a rank holds the E-th part of them, whatever its tp.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import mean
 from typing import NamedTuple
@@ -44,6 +47,7 @@ from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
 from seqplan.planner.sync.times import Layout, LayoutSyncTimes, layout_text, layouts_of
 from seqplan.plans.percent import percent
+from seqplan.plans.views.relays import can_relay
 
 OPTIMIZER_MS = 20.0
 """Published (Hydraulis, Table 1): the optimizer's step on shards over 64 ranks."""
@@ -99,28 +103,65 @@ class ParameterTraffic:
         """
         if collectives or layout == WHOLE:
             return self._collectives_ms(layout)
-        return self.messages_ms(layout)
+        return self.together_ms(layout)
+
+    def together_ms(self, layout: Layout) -> float:
+        """Time the sync next to pipelines of other layouts, by relays or messages (ms)."""
+        return self._relays_ms(layout) if self.relays(layout) else self.messages_ms(layout)
+
+    def messages_ms(self, layout: Layout) -> float:
+        """Time messages between owners and holders, without relays (ms)."""
+        return self._messages_ms(layout, _list_held(self.shape, layout, self.expert_parallel))
+
+    def relays(self, layout: Layout) -> bool:
+        """Whether ranks of a layout relay what others of their node hold."""
+        tp, pp = layout
+        per_node = self.gpus_per_node
+        return not self.published and can_relay(self.gpus, per_node) and tp * pp < per_node
 
     def _collectives_ms(self, layout: Layout) -> float:
         """Time an all-gather and a reduce-scatter of each unit over its replicas (ms)."""
         if self.gpus == 1:
             return 0.0
-        nodes = -(-self.gpus // self.gpus_per_node)
-        cluster = ClusterHardware(self.links, nodes, min(self.gpus, self.gpus_per_node))
         ms = self._fixed_ms
         for held in _list_held(self.shape, layout, self.expert_parallel):
             group = Group(max(1, self.gpus // (held.parts * layout[1])), held.parts)
-            sizes = [s * held.parameters / held.units for s in (GATHERED_BYTES, REDUCED_BYTES)]
-            one = float(ring_collective_ms(cluster, group, sizes).sum())
-            ms += held.units * (one + 2 * rank_latency_ms(cluster, group))
+            ms += self._rings_ms(held, group)
         return ms
 
-    def messages_ms(self, layout: Layout) -> float:
+    def _rings_ms(self, held: _HeldUnits, group: Group) -> float:
+        """Time an all-gather and a reduce-scatter of each unit over a group (ms)."""
+        nodes = -(-self.gpus // self.gpus_per_node)
+        cluster = ClusterHardware(self.links, nodes, min(self.gpus, self.gpus_per_node))
+        sizes = [s * held.parameters / held.units for s in (GATHERED_BYTES, REDUCED_BYTES)]
+        one = float(ring_collective_ms(cluster, group, sizes).sum())
+        return held.units * (one + 2 * rank_latency_ms(cluster, group))
+
+    def _relays_ms(self, layout: Layout) -> float:
+        """Time relays: even parts of all units between nodes, then messages in the node (ms).
+
+        Experts that are split take neither, but travel between the ranks with the same ones.
+        """
+        near = self.gpus_per_node
+        whole, *_ = _list_held(self.shape, WHOLE, self.expert_parallel)
+        of_rail = whole._replace(parameters=whole.parameters / near)
+        shared, *experts = _list_held(self.shape, layout, self.expert_parallel)
+        return (
+            self._rings_ms(of_rail, Group(self.gpus // near, near))
+            + replace(self, gpus=near)._messages_ms(layout, [shared])
+            + sum(
+                self._rings_ms(part, Group(max(1, self.gpus // part.parts), part.parts))
+                for part in experts
+            )
+        )
+
+    def _messages_ms(self, layout: Layout, held_units: Sequence[_HeldUnits]) -> float:
         """Time messages between owners and the layout's fullest rank, both ways (ms)."""
         gpus, links = self.gpus, self.links
         if gpus == 1:
             return 0.0
-        held, units = count_parameters(self.shape, layout, self.expert_parallel)
+        held = sum(part.parameters for part in held_units)
+        units = sum(part.units for part in held_units)
         near = min(gpus, self.gpus_per_node)
         gigabytes = held * (GATHERED_BYTES + REDUCED_BYTES) / 1e9
         across = gigabytes * (1 - near / gpus) / (links.inter_gb_s * LINK_EFFICIENCY)
@@ -171,7 +212,7 @@ def derive_sync(
     alone = {layout: traffic.alone_ms(layout, collectives=collectives) for layout in layouts}
     together = dict(alone)
     if WHOLE in alone and not collectives:
-        together[WHOLE] = max(alone[WHOLE], traffic.messages_ms(WHOLE))
+        together[WHOLE] = max(alone[WHOLE], traffic.together_ms(WHOLE))
     if profile.sync and gpus > 1:
         factors, source = _scale_measured(profile, alone, gpus, collectives)
         alone, together = (
@@ -204,7 +245,10 @@ def _describe(profile: Profile, traffic: ParameterTraffic, collectives: bool) ->
     listed = hardware_of(profile) is not None
     assumed = "" if listed else f" (those of {links.name}, as the profile's GPU is not listed)"
     layouts = layouts_of(entry.scheme for entry in profile.schemes)
-    by = "messages (tp1 alone: collectives)" if WHOLE in layouts else "messages"
+    relayed = {traffic.relays(layout) for layout in layouts}
+    by = " and ".join(["relays"] * (True in relayed) + ["messages"] * (False in relayed))
+    if WHOLE in layouts:
+        by += " (tp1 alone: collectives)"
     if collectives or layouts == {WHOLE}:
         by = "collectives"
     fixed = ", the fixed part from Hydraulis Table 1" if traffic.published else ""
@@ -270,11 +314,9 @@ def optimizer_of(profile: Profile, gpus: int) -> float:
     return round(ParameterTraffic.of_profile(profile, gpus).optimizer_ms(), 3)
 
 
-def count_parameters(
-    shape: ModelShape, layout: Layout, expert_parallel: int = 1
-) -> tuple[float, int]:
-    """Count parameters and their units on the fullest rank of a layout."""
-    held = _list_held(shape, layout, expert_parallel)
+def count_parameters(shape: ModelShape, layout: Layout) -> tuple[float, int]:
+    """Count parameters and their units on the fullest rank of a layout, with all experts."""
+    held = _list_held(shape, layout, 1)
     return sum(part.parameters for part in held), sum(part.units for part in held)
 
 

@@ -37,6 +37,7 @@ from seqplan.runtime.sequence_parallel.kernels import (
     choose_kernel_for_heads,
     find_kernel,
 )
+from seqplan.runtime.states.rails import make_rail
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 
 
@@ -154,8 +155,9 @@ def _measure_syncs(run: _Run) -> None:
     """Measure the sync of every layout, if there are several ranks to synchronize between."""
     if run.groups is None:
         return
+    rail = make_rail(run.groups) if run.syncs else None
     for key in run.syncs:
-        sync = measure_sync(run.bench, key, run.groups.states)
+        sync = measure_sync(run.bench, key, run.groups.states, rail)
         if run.file is not None:
             run.file.add_sync(sync)
 

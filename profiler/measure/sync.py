@@ -43,14 +43,16 @@ def list_sync_measurements(schemes: Iterable[Scheme], bench: Bench) -> list[Key]
     return keys
 
 
-def measure_sync(bench: Bench, key: Key, group: dist.ProcessGroup) -> SyncSample:
+def measure_sync(
+    bench: Bench, key: Key, group: dist.ProcessGroup, rail: dist.ProcessGroup | None
+) -> SyncSample:
     """Measure the sync, and the optimizer's step on a rank's states; all ranks call it.
 
-    ``group``: of all ranks, which carries nothing else.
+    ``group``: of all ranks, which carries nothing else; ``rail``: of ``make_rail``.
     """
     tp, pp, _, layers = key
     config = replace(bench.config, layers=layers * pp)
-    states = _states(config, bench, group)
+    states = _states(config, bench, group, rail)
     # Of the sequences only the placement of the pipelines counts.
     placement = placement_of(make_full_plan(Scheme(tp, pp), [1], bench.world_size).pipelines)
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()])
@@ -59,12 +61,19 @@ def measure_sync(bench: Bench, key: Key, group: dist.ProcessGroup) -> SyncSample
     return SyncSample(tp, pp, bench.world_size, layers, sync_ms, optimizer_ms)
 
 
-def _states(config: ModelConfig, bench: Bench, group: dist.ProcessGroup) -> StagedStates:
+def _states(
+    config: ModelConfig, bench: Bench, group: dist.ProcessGroup, rail: dist.ProcessGroup | None
+) -> StagedStates:
     """Make the sharded states of a model; only the first rank's has values."""
     with torch.device(bench.device if bench.rank == 0 else "meta"):
         model = Llama(config).to(bench.dtype)
     return StagedStates(
-        llama_units(config), config.layers, dict(model.named_parameters()), group, bench.device
+        llama_units(config),
+        config.layers,
+        dict(model.named_parameters()),
+        group,
+        bench.device,
+        rail=rail,
     )
 
 

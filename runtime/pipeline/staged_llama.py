@@ -21,6 +21,7 @@ from seqplan.runtime.pipeline.prepare import PreparedWork, StagedModel, make_sta
 from seqplan.runtime.pipeline.run_step import run_staged_step
 from seqplan.runtime.sequence_parallel.kernels import choose_kernel_for_heads, find_kernel
 from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.states.rails import make_rail
 from seqplan.runtime.states.staged_states import StagedStates
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.training.run_step import StepResult
@@ -88,6 +89,7 @@ class StagedLlama:
             without_values=weights is not None,
             experts=[name for name, _ in experts],
             blocks=blocks,
+            rail=make_rail(groups),
         )
         if weights is not None:
             load_weights(weights, self.states, groups.control)

@@ -12,6 +12,7 @@ from torch import Tensor
 from seqplan.plans.views.optimizer_sharding import NamedUnit, Sharding, unit_layouts
 from seqplan.plans.views.parameter_layout import ParameterLayout, Shard
 from seqplan.plans.views.placement import Placement
+from seqplan.plans.views.relays import relay_moves, saves_traffic
 from seqplan.plans.views.resharding import (
     UnitMoves,
     all_whole,
@@ -24,7 +25,7 @@ from seqplan.runtime.errors import communicating
 from seqplan.runtime.experts.blocks import ExpertBlocks
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.replicas import check_equal_tensors
-from seqplan.runtime.states.sync import MessageSync, ParameterSync, collective_sync
+from seqplan.runtime.states.sync import MessageSync, ParameterSync, RelayedSync, collective_sync
 from seqplan.runtime.states.unit import Unit, flatten_to_storage
 from seqplan.runtime.states.unit_states import UnitStates
 
@@ -45,6 +46,7 @@ class StagedStates(UnitStates):
     of the values. ``sharding``: how ranks share a unit. ``without_values``: none are taken, and
     masters are zero until they are loaded. ``experts``: names of units of experts, whose layouts
     are of a part of the values' first axis; ``blocks``: the ranks that they are split over.
+    ``rail``: of ``make_rail``, over which even slices of units travel if that saves traffic.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class StagedStates(UnitStates):
         without_values: bool = False,
         experts: Collection[str] = (),
         blocks: ExpertBlocks | None = None,
+        rail: dist.ProcessGroup | None = None,
     ) -> None:
         first = next(iter(values.values()))
         dtype, device = first.dtype, first.device if device is None else device
@@ -69,6 +72,9 @@ class StagedStates(UnitStates):
         check_equal_tensors(trained, group, device)
         self._rank = dist.get_rank(group)
         self._peers = Peers(group, "syncing parameters or gradients")
+        self._rail = rail if sharding == "flat" else None
+        nodes = 1 if rail is None else dist.get_world_size(rail)
+        self._per_node = dist.get_world_size(group) // nodes
         self.dtype, self._experts, self._blocks = dtype, frozenset(experts), blocks
         self._shapes = {
             layout.name: values[layout.name].shape
@@ -134,8 +140,10 @@ class StagedStates(UnitStates):
         ``ValueError`` if a rank's pipelines need different shards.
         """
         moves = self.moves(placement)
-        shard = WHOLE if moves is None else shards_of(placement).get(self._rank)
         if self._laid_out != placement:
+            shards = shards_of(placement)
+            shard = WHOLE if moves is None else shards.get(self._rank)
+            rail = self._choose_rail(shards)
             syncs: list[ParameterSync] = []
             for at, unit in enumerate(self.units):
                 of_unit = None if moves is None else moves[at]
@@ -145,7 +153,9 @@ class StagedStates(UnitStates):
                 else:
                     held = () if shard is None else unit.layout.held_ranges(shard)
                     self._lay_out(unit, shard, sum(part.numel for part in held))
-                    syncs.append(MessageSync(self._peers, self._rank, of_unit))
+                    messages = MessageSync(self._peers, self._rank, of_unit)
+                    relayed = rail is not None and unit.name not in self._experts
+                    syncs.append(RelayedSync(messages, rail) if relayed else messages)
             self.syncs = syncs
             held_units = [at for at, unit in enumerate(self.units) if unit.parameters]
             self._last_held = max(held_units, default=-1)
@@ -170,6 +180,10 @@ class StagedStates(UnitStates):
             return self._group
         return self._blocks.replicas
 
+    def _choose_rail(self, shards: Mapping[int, Shard]) -> dist.ProcessGroup | None:
+        """Return the rail if parameters take it in a step with these shards, else None."""
+        return self._rail if self._rail and saves_traffic(shards, self._per_node) else None
+
     def _moves(self, placement: Placement) -> list[UnitMoves | None] | None:
         """List the messages of a placement, None if all parameters are whole everywhere.
 
@@ -181,7 +195,11 @@ class StagedStates(UnitStates):
         staged = any(shard.pp > 1 for shard in shards.values())
         moves: list[UnitMoves | None] = [None] * len(self.units)
         shared = [at for at, unit in enumerate(self.units) if not unit.layout.everywhere]
-        of_shared = unit_moves([self.units[at].layout for at in shared], shards, self._rank)
+        layouts = [self.units[at].layout for at in shared]
+        if self._choose_rail(shards) is None:
+            of_shared = unit_moves(layouts, shards, self._rank)
+        else:
+            of_shared = relay_moves(layouts, shards, self._rank, self._per_node)
         for at, of_unit in zip(shared, of_shared, strict=True):
             moves[at] = of_unit
         if staged:  # experts are on the stages of their layers only

@@ -2,9 +2,9 @@
 
 Where every rank holds all of a unit, collectives over the job: an all-gather and a reduce-scatter,
 or, if owners hold whole parameters, a broadcast from each owner and a reduction to it;
-else messages between owners and holders, one for each pair
-(``plans.views.resharding``). All are started in one order on all ranks, on a communicator that
-carries nothing else.
+else messages between owners and holders, one for each pair (``plans.views.resharding``), or, over
+several nodes, relays (``plans.views.relays``). All are started in one order on all ranks, on
+communicators that carry nothing else.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from seqplan.plans.views.resharding import UnitMoves
 from seqplan.plans.views.unit_layout import Pieces, UnitLayout
+from seqplan.runtime.device_copy import copy_stream
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.unit import Unit, concatenate_flat
@@ -132,14 +133,18 @@ class MessageSync:
 
     def all_gather(self, unit: Unit) -> Finish:
         """Start sending the owned parts and receiving the parts that this rank computes with."""
+        owned = unit.master.to(unit.dtype) if self._moves.gather_to else unit.master
+        return self.start_gather(owned, unit.start, unit.flat)
+
+    def start_gather(self, owned: Tensor, first: int, held: Tensor) -> Finish:
+        """Start filling ``held``; ``owned``: the elements from ``first`` on, in its dtype."""
         moves = self._moves
         sends, receives = [], []
         unpacking: list[tuple[Tensor, Pieces]] = []
-        if moves.gather_to:
-            owned = unit.master.to(unit.dtype)
         for message in moves.gather_to:
-            parts = [owned[p.start - unit.start : p.stop - unit.start] for p in message.pieces]
-            packed = concatenate_flat(parts)
+            packed = concatenate_flat(
+                [owned[p.start - first : p.stop - first] for p in message.pieces]
+            )
             for holder in message.ranks:
                 if holder == self._rank:
                     unpacking.append((packed, message.pieces))
@@ -151,9 +156,9 @@ class MessageSync:
                 continue
             if len(message.pieces) == 1:
                 start, stop, local = message.pieces[0]
-                receives.append((unit.flat[local : local + stop - start], owner))
+                receives.append((held[local : local + stop - start], owner))
             else:
-                buffer = unit.flat.new_empty(_elements(message.pieces))
+                buffer = held.new_empty(_elements(message.pieces))
                 receives.append((buffer, owner))
                 unpacking.append((buffer, message.pieces))
         transfer = self._peers.transfer(sends, receives)
@@ -165,19 +170,25 @@ class MessageSync:
                     at = 0
                     for start, stop, local in pieces:
                         size = stop - start
-                        unit.flat[local : local + size] = packed[at : at + size]
+                        held[local : local + size] = packed[at : at + size]
                         at += size
 
         return finish
 
     def reduce_scatter(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start sending the gradients of held parts and receiving those of owned parts."""
+        return self.start_reduce(unit.gradient, unit.reduced, unit.start, add=add)
+
+    def start_reduce(
+        self, gradient: Tensor, reduced: Tensor, first: int, *, add: bool = False
+    ) -> Finish:
+        """Start summing gradients into ``reduced``, of the elements from ``first`` on."""
         moves = self._moves
         sends, receives = [], []
         contributions: dict[int, tuple[Tensor, Pieces]] = {}
         for message in moves.reduce_to:
             (owner,) = message.ranks
-            parts = [unit.gradient[p.local : p.local + p.stop - p.start] for p in message.pieces]
+            parts = [gradient[p.local : p.local + p.stop - p.start] for p in message.pieces]
             packed = concatenate_flat(parts)
             if owner == self._rank:
                 contributions[owner] = packed, message.pieces
@@ -186,7 +197,7 @@ class MessageSync:
         for message in moves.reduce_from:
             for source in message.ranks:
                 if source != self._rank:
-                    buffer = unit.reduced.new_empty(_elements(message.pieces))
+                    buffer = reduced.new_empty(_elements(message.pieces))
                     receives.append((buffer, source))
                     contributions[source] = buffer, message.pieces
         transfer = self._peers.transfer(sends, receives)
@@ -194,17 +205,77 @@ class MessageSync:
         def finish() -> None:
             transfer.wait()
             if not add:
-                unit.reduced.zero_()
+                reduced.zero_()
             for source in sorted(contributions):
                 packed, pieces = contributions[source]
                 at = 0
                 for start, stop, _ in pieces:
-                    size, low = stop - start, start - unit.start
-                    unit.reduced[low : low + size] += packed[at : at + size]
+                    size, low = stop - start, start - first
+                    reduced[low : low + size] += packed[at : at + size]
                     at += size
             contributions.clear()
 
         return finish
+
+
+class RelayedSync:
+    """Syncs a unit over the ``rail`` of this rank, and by ``messages`` with the relays of its node.
+
+    One step after the other; on CUDA beside the device's other work, and the host waits for none.
+    Else a rank waits for parameters at once, and for gradients in the end: within its backward,
+    others may wait for it.
+    """
+
+    def __init__(self, messages: MessageSync, rail: dist.ProcessGroup) -> None:
+        self._messages, self._rail = messages, rail
+        self._nodes = dist.get_world_size(rail)
+
+    def all_gather(self, unit: Unit) -> Finish:
+        """Gather the rail's masters, and then the held parts of them."""
+        doing = f"gathering the parameters of {unit.name}"
+
+        def run() -> None:
+            master = unit.master.to(unit.dtype)
+            relayed = master.new_empty(len(master) * self._nodes)
+            with communicating(doing):
+                _ALL_GATHER(relayed, master, group=self._rail)
+            self._messages.start_gather(relayed, 0, unit.flat)()
+
+        return _run_beside(unit.device, run)
+
+    def reduce_scatter(self, unit: Unit, *, add: bool = False) -> Finish:
+        """Sum the gradients of the node at its relays, and then over the rail at the owners."""
+        doing = f"reducing the gradients of {unit.name}"
+        started: list[tuple[Tensor, Finish]] = []
+
+        def start() -> None:
+            sums = unit.reduced.new_empty(len(unit.reduced) * self._nodes)
+            started.append((sums, self._messages.start_reduce(unit.gradient, sums, 0)))
+
+        def end() -> None:
+            sums, finish = started.pop()
+            finish()
+            into = torch.empty_like(unit.reduced) if add else unit.reduced
+            with communicating(doing):
+                _REDUCE_SCATTER(into, sums, group=self._rail)
+            if add:
+                unit.reduced.add_(into)
+
+        _run_beside(unit.device, start)
+        return _run_beside(unit.device, end) if unit.device.type == "cuda" else end
+
+
+def _run_beside(device: torch.device, run: Callable[[], None]) -> Finish:
+    """Run what communicates; on CUDA on a stream that the returned function waits for."""
+    if device.type != "cuda":
+        run()
+        return lambda: None
+    stream = copy_stream(device, "relays")
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        run()
+    done = stream.record_event()
+    return lambda: torch.cuda.current_stream(device).wait_event(done)
 
 
 def _elements(pieces: Pieces) -> int:

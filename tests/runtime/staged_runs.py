@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from seqplan.runtime.pipeline.staged_llama import StagedLlama
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.gradient_reduction import Reduce
 from seqplan.runtime.states.sharded_states import ShardedStates
+from seqplan.runtime.states.sync import RelayedSync
 from seqplan.runtime.training.prepare import make_preparer
 from seqplan.runtime.training.run_step import run_step
 
@@ -41,7 +43,7 @@ def adamw(named: list[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True)
 class Case:
-    """One run: random strategies from ``seed`` on ``ranks`` ranks."""
+    """One run: random strategies from ``seed`` on ``ranks`` ranks, ``per_node`` on a node."""
 
     ranks: int
     seed: int
@@ -54,6 +56,7 @@ class Case:
     optimizer: Optimizers = adamw
     reduce: Reduce = "step"
     expert_parallel: int = 1
+    per_node: int | None = None
 
     def plans(self) -> list[Plan]:
         """``whole``: the same batches on one rank, each sequence in a separate micro-batch."""
@@ -91,23 +94,27 @@ def staged(rank: int, world_size: int, case: Case) -> Outcome:
     # Rank 0's values must win, and are all that is needed.
     with torch.device("meta" if rank % 2 else "cpu"):
         model = case.model(case.seed + rank)
-    job = StagedLlama(
-        model,
-        groups,
-        device=torch.device("cpu"),
-        tensor_degrees=(2,),
-        by_messages=case.by_messages,
-        sharding=case.sharding,
-        expert_parallel=case.expert_parallel,
-    )
+    node = 0 if case.per_node is None else rank // case.per_node
+    with patch("socket.gethostname", lambda: f"node-{node}"):
+        job = StagedLlama(
+            model,
+            groups,
+            device=torch.device("cpu"),
+            tensor_degrees=(2,),
+            by_messages=case.by_messages,
+            sharding=case.sharding,
+            expert_parallel=case.expert_parallel,
+        )
     optimizer = case.optimizer(job.states.master_parameters())
     prepare = job.make_preparer(SeededTokens(case.config.vocab, 5))
-    losses, norms = [], []
+    losses, norms, relayed = [], [], 0
     for plan in case.plans():
         view = rank_view(plan, rank)
         result = job.run_step(view, prepare(view), optimizer, clip_norm=CLIP)
+        relayed += any(isinstance(sync, RelayedSync) for sync in job.states.syncs)
         losses.append(result.loss)
         norms.append(result.gradient_norm)
+    assert (relayed > 0) == (case.per_node is not None and case.sharding == "flat")
     return losses, norms, dict(job.states.export())
 
 

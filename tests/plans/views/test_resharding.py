@@ -1,5 +1,6 @@
 """Resharding, run with numpy arrays in place of ranks: nothing lost, nothing counted twice."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.optimizer_sharding import unit_layouts
 from seqplan.plans.views.parameter_layout import Block, Gradient, ParameterLayout, Shard, stage_of
 from seqplan.plans.views.placement import PlacedPipeline, Placement
+from seqplan.plans.views.relays import can_relay, relay_moves, saves_traffic
 from seqplan.plans.views.resharding import UnitMoves, all_whole, shards_of, unit_moves
 from seqplan.plans.views.unit_layout import UnitLayout
 
@@ -104,81 +106,174 @@ def moves_of(case: Case) -> list[list[UnitMoves]]:
     return [unit_moves(case.units, shards, rank) for rank in range(case.world_size)]
 
 
+def gather(
+    moves: Sequence[UnitMoves], owned: Sequence[Elements], starts: Sequence[int], held: list[int]
+) -> list[Elements]:
+    """Return each rank's buffer of so many held elements; ``owned``: those from ``starts`` on."""
+    messages: dict[tuple[int, int], Elements] = {}
+    for owner, (own, first) in enumerate(zip(owned, starts, strict=True)):
+        for message in moves[owner].gather_to:
+            assert all(0 <= p.start - first < p.stop - first <= len(own) for p in message.pieces)
+            packed = np.concatenate([own[p.start - first : p.stop - first] for p in message.pieces])
+            messages.update({(owner, holder): packed for holder in message.ranks})
+    buffers = [np.zeros(elements, dtype=np.int64) for elements in held]
+    for holder, buffer in enumerate(buffers):
+        for message in moves[holder].gather_from:
+            (owner,) = message.ranks
+            packed, at = messages.pop((owner, holder)), 0
+            for start, stop, local in message.pieces:
+                assert not buffer[local : local + stop - start].any()
+                buffer[local : local + stop - start] = packed[at : at + stop - start]
+                at += stop - start
+            assert at == len(packed)
+    assert not messages
+    return buffers
+
+
+def reduce(
+    moves: Sequence[UnitMoves],
+    gradients: Sequence[Elements],
+    starts: Sequence[int],
+    owned: Sequence[int],
+) -> list[Elements]:
+    """Return each rank's sums of so many ``owned`` elements, which begin at ``starts``."""
+    messages: dict[tuple[int, int], Elements] = {}
+    for rank, gradient in enumerate(gradients):
+        for message in moves[rank].reduce_to:
+            (owner,) = message.ranks
+            messages[rank, owner] = np.concatenate(
+                [gradient[p.local : p.local + p.stop - p.start] for p in message.pieces]
+            )
+    sums = [np.zeros(elements, dtype=np.int64) for elements in owned]
+    for owner, first in enumerate(starts):
+        for message in moves[owner].reduce_from:
+            for source in message.ranks:
+                packed, at = messages.pop((source, owner)), 0
+                for piece in message.pieces:
+                    assert 0 <= piece.start - first < piece.stop - first <= owned[owner]
+                    size = piece.stop - piece.start
+                    sums[owner][piece.start - first : piece.stop - first] += packed[at : at + size]
+                    at += size
+                assert at == len(packed)
+    assert not messages
+    return sums
+
+
+def list_held(case: Case, unit: UnitLayout) -> list[list[int]]:
+    """List the elements of a unit that each rank holds, in the order of its buffer."""
+    shards = shards_of(case.placement)
+    return [
+        [
+            offset + element
+            for parameter, offset in zip(unit.parameters, unit.offsets, strict=True)
+            if rank in shards
+            for element in held_elements(parameter, shards[rank], unit.layers)
+        ]
+        for rank in range(case.world_size)
+    ]
+
+
+def list_owned(unit: UnitLayout, values: Elements) -> list[Elements]:
+    return [values[slice(*unit.iterate_owned(rank))] for rank in range(unit.ranks)]
+
+
+def list_rails(owned: Sequence[Elements], room: int, per_node: int) -> list[Elements]:
+    """Concatenate what the ranks of each rank's rail own, in slices of ``room``."""
+    padded = [np.pad(own, (0, room - len(own))) for own in owned]
+    return [np.concatenate(padded[r % per_node :: per_node]) for r in range(len(owned))]
+
+
 @SLOW
 @given(cases())
 def test_all_gather_brings_every_held_element_once(case: Case) -> None:
-    shards, moves = shards_of(case.placement), moves_of(case)
+    moves = moves_of(case)
     for number, unit in enumerate(case.units):
-        values = np.arange(1, unit.elements + 1)
-        messages: dict[tuple[int, int], Elements] = {}
-        for owner in range(case.world_size):
-            start, stop = unit.iterate_owned(owner)
-            for message in moves[owner][number].gather_to:
-                assert all(start <= p.start < p.stop <= stop for p in message.pieces)
-                packed = np.concatenate([values[p.start : p.stop] for p in message.pieces])
-                messages.update({(owner, holder): packed for holder in message.ranks})
-        for holder, shard in shards.items():
-            expected = []
-            for parameter, offset in zip(unit.parameters, unit.offsets, strict=True):
-                expected += [offset + e + 1 for e in held_elements(parameter, shard, unit.layers)]
-            buffer = np.zeros(len(expected), dtype=np.int64)
-            for message in moves[holder][number].gather_from:
-                (owner,) = message.ranks
-                packed, at = messages.pop((owner, holder)), 0
-                for start, stop, local in message.pieces:
-                    assert not buffer[local : local + stop - start].any()
-                    buffer[local : local + stop - start] = packed[at : at + stop - start]
-                    at += stop - start
-                assert at == len(packed)
-            assert buffer.tolist() == expected
-            assert sum(part.numel for part in unit.held_ranges(shard)) == len(expected)
-        assert not messages
+        held = list_held(case, unit)
+        owned = list_owned(unit, np.arange(1, unit.elements + 1))
+        starts = [unit.iterate_owned(rank)[0] for rank in range(case.world_size)]
+        of_unit = [of_rank[number] for of_rank in moves]
+        buffers = gather(of_unit, owned, starts, [len(elements) for elements in held])
+        assert [(buffer - 1).tolist() for buffer in buffers] == held
+        for rank, shard in shards_of(case.placement).items():
+            assert sum(part.numel for part in unit.held_ranges(shard)) == len(held[rank])
+
+
+def list_gradients(case: Case, unit: UnitLayout) -> tuple[list[Elements], Elements]:
+    """Draw each rank's gradient of what it holds; and their sum by the rule of each parameter.
+
+    Over replicas, sequence parallel ranks and stages.
+    """
+    random = np.random.default_rng(0)
+    terms = random.integers(1, 1000, (case.world_size, unit.elements))
+    # Who shares a term: the ranks of a tp group have the same ``equal`` gradient.
+    equal = {
+        rank: pipeline.ranks[place - place % pipeline.scheme.tp]
+        for pipeline in reversed(case.placement)
+        for place, rank in enumerate(pipeline.ranks)
+    }
+    shards, expected = shards_of(case.placement), np.zeros(unit.elements, dtype=np.int64)
+    gradients = [np.zeros(0, dtype=np.int64)] * case.world_size
+    for rank, shard in shards.items():
+        buffers = []
+        for parameter, offset in zip(unit.parameters, unit.offsets, strict=True):
+            elements = [offset + e for e in held_elements(parameter, shard, unit.layers)]
+            source = equal[rank] if parameter.gradient == "equal" else rank
+            buffers.append(terms[source][elements])
+            if parameter.gradient != "equal" or rank == equal[rank]:
+                expected[elements] += terms[source][elements]
+        gradients[rank] = np.concatenate(buffers)
+    return gradients, expected
 
 
 @SLOW
 @given(cases())
 def test_reduce_scatter_sums_every_contribution_once(case: Case) -> None:
-    """Of each gradient class by its rule, over replicas, sequence parallel ranks and stages."""
-    shards, moves = shards_of(case.placement), moves_of(case)
-    random = np.random.default_rng(0)
+    moves = moves_of(case)
     for number, unit in enumerate(case.units):
-        # Who shares a term: the ranks of a tp group have the same ``equal`` gradient.
-        equal = {
-            rank: pipeline.ranks[place - place % pipeline.scheme.tp]
-            for pipeline in reversed(case.placement)
-            for place, rank in enumerate(pipeline.ranks)
-        }
-        terms = random.integers(1, 1000, (case.world_size, unit.elements))
-        expected = np.zeros(unit.elements, dtype=np.int64)
-        messages: dict[tuple[int, int], Elements] = {}
-        for rank, shard in shards.items():
-            buffers = []
-            for parameter, offset in zip(unit.parameters, unit.offsets, strict=True):
-                elements = [offset + e for e in held_elements(parameter, shard, unit.layers)]
-                source = equal[rank] if parameter.gradient == "equal" else rank
-                buffers.append(terms[source][elements])
-                if parameter.gradient != "equal" or rank == equal[rank]:
-                    expected[elements] += terms[source][elements]
-            gradient = np.concatenate(buffers)
-            for message in moves[rank][number].reduce_to:
-                (owner,) = message.ranks
-                messages[rank, owner] = np.concatenate(
-                    [gradient[p.local : p.local + p.stop - p.start] for p in message.pieces]
-                )
-        summed = np.zeros(unit.elements, dtype=np.int64)
-        for owner in range(case.world_size):
-            start, stop = unit.iterate_owned(owner)
-            for message in moves[owner][number].reduce_from:
-                for source in message.ranks:
-                    packed, at = messages.pop((source, owner)), 0
-                    for piece in message.pieces:
-                        assert start <= piece.start < piece.stop <= stop
-                        size = piece.stop - piece.start
-                        summed[piece.start : piece.stop] += packed[at : at + size]
-                        at += size
-                    assert at == len(packed)
-        assert not messages
-        np.testing.assert_array_equal(summed, expected)
+        gradients, expected = list_gradients(case, unit)
+        of_unit = [of_rank[number] for of_rank in moves]
+        owned = [unit.iterate_owned(rank) for rank in range(case.world_size)]
+        starts, sizes = [start for start, _ in owned], [stop - start for start, stop in owned]
+        sums = np.concatenate(reduce(of_unit, gradients, starts, sizes))
+        np.testing.assert_array_equal(sums, expected)
+
+
+@SLOW
+@given(cases(), st.integers(2, 4))
+def test_relays_bring_and_sum_the_same(case: Case, per_node: int) -> None:
+    """Idle ranks fill the nodes; units are of even slices."""
+    world_size = -(-max(case.world_size, per_node + 1) // per_node) * per_node
+    named = [(unit.name, unit.parameters) for unit in case.units]
+    units = unit_layouts(named, case.units[0].layers, world_size)
+    case = Case(case.placement, world_size, units)
+    assert can_relay(world_size, per_node)
+    shards, starts = shards_of(case.placement), [0] * world_size
+    moves = [relay_moves(units, shards, rank, per_node) for rank in range(world_size)]
+    for number, unit in enumerate(units):
+        of_unit = [of_rank[number] for of_rank in moves]
+        for rank, of_rank in enumerate(of_unit):
+            node = rank // per_node
+            messages = (*of_rank.gather_to, *of_rank.gather_from, *of_rank.reduce_to)
+            assert all(other // per_node == node for m in messages for other in m.ranks)
+        held, room = list_held(case, unit), unit.room(0)
+        rails = list_rails(list_owned(unit, np.arange(1, unit.elements + 1)), room, per_node)
+        buffers = gather(of_unit, rails, starts, [len(elements) for elements in held])
+        assert [(buffer - 1).tolist() for buffer in buffers] == held
+        gradients, expected = list_gradients(case, unit)
+        sums = reduce(of_unit, gradients, starts, [len(rail) for rail in rails])
+        for rank, own in enumerate(list_owned(unit, expected)):
+            at = rank // per_node * room
+            over_rail = np.sum(sums[rank % per_node :: per_node], axis=0)
+            np.testing.assert_array_equal(over_rail[at : at + len(own)], own)
+
+
+def test_relays_are_of_equal_nodes_and_for_ranks_that_hold_much() -> None:
+    assert can_relay(16, 8)
+    assert not any(can_relay(*sizes) for sizes in ((8, 8), (8, 1), (12, 8)))
+    whole, cut = Shard(1, 1, 0, 0), Shard(8, 4, 0, 0)
+    assert saves_traffic({0: cut, 1: whole}, 8)
+    assert saves_traffic({0: Shard(4, 1, 0, 0)}, 8)
+    assert not saves_traffic({0: Shard(4, 2, 0, 0)}, 8)
 
 
 @SLOW

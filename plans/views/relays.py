@@ -2,7 +2,7 @@
 
 If ranks of a node hold equal parts of a unit, messages from its owners bring these elements to the
 node several times. Relays bring them once: ranks of equal places in their nodes form a *rail*, over
-which each rank gathers what they own. It then gives the ranks of its node their pieces of that.
+which each rank gathers their owned elements. It then gives the ranks of its node their pieces.
 Gradients go the reverse way: to the relays of the node, who sum them, and over the rails to the
 owners. All ranges are half-open and count elements.
 """
@@ -23,7 +23,7 @@ def can_relay(ranks: int, per_node: int) -> bool:
 
 
 def saves_traffic(shards: Mapping[int, Shard], per_node: int) -> bool:
-    """Return whether some rank holds more of the model than a relay, 1 / ``per_node`` of it."""
+    """Return whether some rank holds more of the model than a relay: 1 / ``per_node``."""
     return min(shard.tp * shard.pp for shard in shards.values()) < per_node
 
 
@@ -42,7 +42,7 @@ def relay_moves(
 
 
 class _RelayedUnit(UnitLayout):
-    """A unit whose owners are the places in a node, each with the elements of its rail."""
+    """A unit whose owners are places in a node, each with its rail's elements."""
 
     def __init__(self, unit: UnitLayout, per_node: int) -> None:
         super().__init__(unit.name, unit.parameters, unit.layers, unit.ranks)

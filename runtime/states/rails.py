@@ -33,5 +33,5 @@ def count_ranks_per_node(names: Sequence[str]) -> int:
     """
     count = names.count(names[0])
     firsts = names[::count]
-    alike = [name for name in firsts for _ in range(count)] == list(names)
-    return count if alike and len(set(firsts)) == len(firsts) else 1
+    equal = [name for name in firsts for _ in range(count)] == list(names)
+    return count if equal and len(set(firsts)) == len(firsts) else 1

@@ -154,8 +154,10 @@ class StagedStates(UnitStates):
                     held = () if shard is None else unit.layout.held_ranges(shard)
                     self._lay_out(unit, shard, sum(part.numel for part in held))
                     messages = MessageSync(self._peers, self._rank, of_unit)
-                    relayed = rail is not None and unit.name not in self._experts
-                    syncs.append(RelayedSync(messages, rail) if relayed else messages)
+                    if rail is None or unit.name in self._experts:
+                        syncs.append(messages)
+                    else:
+                        syncs.append(RelayedSync(messages, rail))
             self.syncs = syncs
             held_units = [at for at, unit in enumerate(self.units) if unit.parameters]
             self._last_held = max(held_units, default=-1)

@@ -59,29 +59,11 @@ class CollectiveSync:
 
     def all_gather(self, unit: Unit) -> Finish:
         """Start an all-gather of the masters."""
-        doing = f"gathering the parameters of {unit.name}"
-        master = unit.master.to(unit.dtype)
-        with communicating(doing):
-            work = _ALL_GATHER(unit.flat, master, group=self._group, async_op=True)
-        return _waiting([work], doing)
+        return _start_gather(unit, unit.flat, self._group)
 
     def reduce_scatter(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start a reduce-scatter of the gradients."""
-        doing = f"reducing the gradients of {unit.name}"
-        gradient = unit.gradient
-        into = torch.empty_like(unit.reduced) if add else unit.reduced
-        with communicating(doing):
-            work = _REDUCE_SCATTER(into, gradient, group=self._group, async_op=True)
-        wait = _waiting([work], doing)
-
-        def finish() -> None:
-            nonlocal gradient
-            wait()
-            del gradient  # which lives until it has been sent
-            if add:
-                unit.reduced.add_(into)
-
-        return finish
+        return _start_reduce(unit, unit.gradient, self._group, add=add)
 
 
 class OwnerSync:
@@ -219,11 +201,11 @@ class MessageSync:
 
 
 class RelayedSync:
-    """Syncs a unit over the ``rail`` of this rank, and by ``messages`` with the relays of its node.
+    """Syncs a unit over the rail of this rank and by messages within its node.
 
-    One step after the other; on CUDA beside the device's other work, and the host waits for none.
-    Else a rank waits for parameters at once, and for gradients in the end: within its backward,
-    others may wait for it.
+    One after the other; on CUDA next to the device's other work, and the host waits for none. Else
+    a rank waits for parameters at once, and for gradients in the end: within its backward, others
+    may wait for it.
     """
 
     def __init__(self, messages: MessageSync, rail: dist.ProcessGroup) -> None:
@@ -232,20 +214,16 @@ class RelayedSync:
 
     def all_gather(self, unit: Unit) -> Finish:
         """Gather the rail's masters, and then the held parts of them."""
-        doing = f"gathering the parameters of {unit.name}"
 
         def run() -> None:
-            master = unit.master.to(unit.dtype)
-            relayed = master.new_empty(len(master) * self._nodes)
-            with communicating(doing):
-                _ALL_GATHER(relayed, master, group=self._rail)
+            relayed = unit.flat.new_empty(len(unit.master) * self._nodes)
+            _start_gather(unit, relayed, self._rail)()
             self._messages.start_gather(relayed, 0, unit.flat)()
 
-        return _run_beside(unit.device, run)
+        return _run_apart(unit.device, run)
 
     def reduce_scatter(self, unit: Unit, *, add: bool = False) -> Finish:
-        """Sum the gradients of the node at its relays, and then over the rail at the owners."""
-        doing = f"reducing the gradients of {unit.name}"
+        """Sum gradients at the node's relays, and then over the rail."""
         started: list[tuple[Tensor, Finish]] = []
 
         def start() -> None:
@@ -255,17 +233,40 @@ class RelayedSync:
         def end() -> None:
             sums, finish = started.pop()
             finish()
-            into = torch.empty_like(unit.reduced) if add else unit.reduced
-            with communicating(doing):
-                _REDUCE_SCATTER(into, sums, group=self._rail)
-            if add:
-                unit.reduced.add_(into)
+            _start_reduce(unit, sums, self._rail, add=add)()
 
-        _run_beside(unit.device, start)
-        return _run_beside(unit.device, end) if unit.device.type == "cuda" else end
+        _run_apart(unit.device, start)
+        return _run_apart(unit.device, end) if unit.device.type == "cuda" else end
 
 
-def _run_beside(device: torch.device, run: Callable[[], None]) -> Finish:
+def _start_gather(unit: Unit, into: Tensor, group: dist.ProcessGroup) -> Finish:
+    """Start an all-gather of the masters of a group's ranks."""
+    doing = f"gathering the parameters of {unit.name}"
+    master = unit.master.to(unit.dtype)
+    with communicating(doing):
+        work = _ALL_GATHER(into, master, group=group, async_op=True)
+    return _waiting([work], doing)
+
+
+def _start_reduce(unit: Unit, gradient: Tensor, group: dist.ProcessGroup, *, add: bool) -> Finish:
+    """Start a reduce-scatter of gradients to the owned sums of a group's ranks."""
+    doing = f"reducing the gradients of {unit.name}"
+    into = torch.empty_like(unit.reduced) if add else unit.reduced
+    with communicating(doing):
+        work = _REDUCE_SCATTER(into, gradient, group=group, async_op=True)
+    wait = _waiting([work], doing)
+
+    def finish() -> None:
+        nonlocal gradient
+        wait()
+        del gradient  # which lives until it has been sent
+        if add:
+            unit.reduced.add_(into)
+
+    return finish
+
+
+def _run_apart(device: torch.device, run: Callable[[], None]) -> Finish:
     """Run what communicates; on CUDA on a stream that the returned function waits for."""
     if device.type != "cuda":
         run()

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
 from seqplan.runtime.recomputation import OFFLOAD
 from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.states import rails
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.training.prepare import make_preparer
@@ -122,11 +124,16 @@ def run(
     steps: int = 3,
     non_blocking: bool = False,
     targets: bool = False,
+    per_node: int | None = None,
     log: list[tuple[Any, ...]] | None = None,
     **options: Any,
 ) -> Result:
     """Steps of one rank, each of lengths that those before had not."""
-    with rehearsal(rank, world) as (recording, distributed):
+    nodes = [rank // (per_node or world) for rank in range(world)]
+    with (
+        rehearsal(rank, world) as (recording, distributed),
+        patch.object(rails, "gather_objects", lambda *_: nodes),
+    ):
         config = ModelConfig(**sizes, layers=layers)
         degree = EXPERT_PARALLEL if config.experts else 1
         dispatch.read_counts = spread_rows(recording, config.experts)
@@ -316,6 +323,7 @@ CASES: dict[str, Callable[[], Result]] = {
     "staged tp4.pp2": partial(run, "tp4.pp2", staged=True, modes=("", "")),
     "staged pp2.r2": partial(run, "pp2.r2", staged=True, modes=("", "")),
     "staged by parameter": partial(run, "tp2", staged=True, sharding="by_parameter"),
+    "staged over nodes": partial(run, "tp2.u2", staged=True, per_node=4, modes=("", "")),
     "staged modes": partial(run, "tp2", staged=True, modes=(*MODES, "none+1")),
     "module experts": partial(run, "u4", sizes=ROUTED, modes=("none", "full")),
     "module experts alone": partial(run, "u1", world=4, sizes=ROUTED, layers=2),
@@ -329,6 +337,7 @@ CASES: dict[str, Callable[[], Result]] = {
     "groups": partial(make_groups, 1024),
     "match r4": partial(match, "r4", 4),
     "match tp2.u2": partial(match, "tp2.u2", 4, staged=True),
+    "match over nodes": partial(match, "tp2", 8, staged=True, per_node=4),
     "match experts u4": partial(match, "u4", 4, sizes=ROUTED),
     "match experts u1": partial(match, "u1", 4, sizes=ROUTED),
     "match experts pp2.u2": partial(match, "pp2.u2", 4, staged=True, modes=("", ""), sizes=ROUTED),

@@ -27,6 +27,7 @@ CASES = (
     *("module targets", "staged non-blocking"),
     *("staged u8", "staged r8", "staged tp2.u4", "staged tp2.u2.r2", "staged pp2.r2"),
     *("staged by parameter", "staged modes", "restore foreach", "match tp2.u2", "match pp2.u2"),
+    *("staged over nodes", "match over nodes"),
     *("module experts alone", "staged experts", "match experts u4", "match experts pp2.u2"),
     *("peak tp1 full", "peak u8 none", "peak u8 full", "peak r8 none", "peak r8 full"),
     *("peak tp4.pp2 none", "peak tp4.pp2 full"),

@@ -111,10 +111,12 @@ def gather(
 ) -> list[Elements]:
     """Return each rank's buffer of so many held elements; ``owned``: those from ``starts`` on."""
     messages: dict[tuple[int, int], Elements] = {}
-    for owner, (own, first) in enumerate(zip(owned, starts, strict=True)):
+    for owner, (part, first) in enumerate(zip(owned, starts, strict=True)):
         for message in moves[owner].gather_to:
-            assert all(0 <= p.start - first < p.stop - first <= len(own) for p in message.pieces)
-            packed = np.concatenate([own[p.start - first : p.stop - first] for p in message.pieces])
+            assert all(0 <= p.start - first < p.stop - first <= len(part) for p in message.pieces)
+            packed = np.concatenate(
+                [part[p.start - first : p.stop - first] for p in message.pieces]
+            )
             messages.update({(owner, holder): packed for holder in message.ranks})
     buffers = [np.zeros(elements, dtype=np.int64) for elements in held]
     for holder, buffer in enumerate(buffers):
@@ -178,8 +180,8 @@ def list_owned(unit: UnitLayout, values: Elements) -> list[Elements]:
 
 
 def list_rails(owned: Sequence[Elements], room: int, per_node: int) -> list[Elements]:
-    """Concatenate what the ranks of each rank's rail own, in slices of ``room``."""
-    padded = [np.pad(own, (0, room - len(own))) for own in owned]
+    """Concatenate what the ranks of each rank's rail have, in slices of ``room``."""
+    padded = [np.pad(part, (0, room - len(part))) for part in owned]
     return [np.concatenate(padded[r % per_node :: per_node]) for r in range(len(owned))]
 
 
@@ -261,10 +263,10 @@ def test_relays_bring_and_sum_the_same(case: Case, per_node: int) -> None:
         assert [(buffer - 1).tolist() for buffer in buffers] == held
         gradients, expected = list_gradients(case, unit)
         sums = reduce(of_unit, gradients, starts, [len(rail) for rail in rails])
-        for rank, own in enumerate(list_owned(unit, expected)):
+        for rank, part in enumerate(list_owned(unit, expected)):
             at = rank // per_node * room
             over_rail = np.sum(sums[rank % per_node :: per_node], axis=0)
-            np.testing.assert_array_equal(over_rail[at : at + len(own)], own)
+            np.testing.assert_array_equal(over_rail[at : at + len(part)], part)
 
 
 def test_relays_are_of_equal_nodes_and_for_ranks_that_hold_much() -> None:

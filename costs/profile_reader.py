@@ -28,7 +28,7 @@ from seqplan.costs.profiled_scheme import (
     ProfileError,
 )
 from seqplan.costs.recomputation_mode import RecomputationMode
-from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.costs.scheme_rules import node_problem, scheme_problem
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.fields import shown
 from seqplan.plans.percent import percent
@@ -100,7 +100,10 @@ class ProfileReader(MemoryReader):
         names = [mode.name for mode in modes] if several else []
         schemes = self.schemes(raw, shape, zero_stage, names)
         memory = self.memory(raw["memory"], modes[-1].activation, tied=shape.tied)
+        per_node = self.integer(raw["hardware"], "gpus_per_node", ".hardware", 1)
         for index, entry in enumerate(schemes):
+            if problem := node_problem(entry.scheme, per_node):
+                self.fail(f".schemes[{index}] ({entry.scheme})", problem)
             for mode in modes:
                 if entry.scheme.tp not in mode.kept:
                     self.fail(
@@ -115,7 +118,7 @@ class ProfileReader(MemoryReader):
             "source": self.name(raw, "source", ""),
             "residuals": self.name(raw, "residuals", ""),
             "hardware": self.name(raw["hardware"], "gpu", ".hardware"),
-            "gpus_per_node": self.integer(raw["hardware"], "gpus_per_node", ".hardware", 1),
+            "gpus_per_node": per_node,
             "shape": shape,
             "zero_stage": zero_stage,
             "modes": modes,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
+from operator import mul
 from statistics import median
 
 from seqplan.costs.model_sizes import ModelShape
@@ -59,6 +61,18 @@ def scheme_problem(
         return problem
     if gpus_per_node is not None and scheme.tp > gpus_per_node:
         return f"tp = {scheme.tp} spans nodes of {gpus_per_node} GPUs"
+    return None if gpus_per_node is None else node_problem(scheme, gpus_per_node)
+
+
+def node_problem(scheme: Scheme, gpus_per_node: int) -> str | None:
+    """Why groups of ``scheme`` cross borders of nodes, or None when they lie evenly in them.
+
+    Costs are of groups within a node or over whole ones.
+    """
+    degrees = {"tp": scheme.tp, "ulysses": scheme.ulysses, "ring": scheme.ring}
+    for name, size in zip(degrees, accumulate(degrees.values(), mul), strict=True):
+        if gpus_per_node % size and size % gpus_per_node:
+            return f"groups of {size} GPUs ({name}) cross the borders of nodes of {gpus_per_node}"
     return None
 
 

@@ -29,7 +29,7 @@ from seqplan.costs.analytic.memory import (
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.profiled_scheme import label_entry
-from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.costs.scheme_rules import node_problem, scheme_problem
 from seqplan.plans.scheme import Scheme
 
 OPTIMIZER_MOVED_BYTES = 30
@@ -113,6 +113,8 @@ def problem(deployment: Deployment, scheme: Scheme, load: Load) -> str | None:
     if gpus % scheme.gpus:
         return f"its {scheme.gpus} GPUs do not divide the cluster's {gpus}"
     if reason := scheme_problem(scheme, deployment.sizes.shape, equal_stages=False):
+        return reason
+    if reason := node_problem(scheme, deployment.cluster.gpus_per_node):
         return reason
     if reason := block_problem(deployment, scheme):
         return reason

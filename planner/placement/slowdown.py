@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
@@ -129,6 +129,30 @@ class Slowdown:
             if of == scheme
         ]
 
+    def fit(self, strategy: Strategy, schemes: Collection[Scheme]) -> Strategy:
+        """Return the strategy with groups that aligned blocks without lost ranks hold.
+
+        Pipelines without a block, the largest first, become smaller ones of their layout, of
+        ``schemes``, or are left out.
+        """
+        free = [factor is not None for factor in self.factors]
+        waiting, counts = list(strategy), Counter[Scheme]()
+        while waiting:
+            scheme = max(waiting, key=lambda waits: waits.gpus)
+            waiting.remove(scheme)
+            size = scheme.gpus
+            blocks = (slice(at, at + size) for at in range(0, len(free) - size + 1, size))
+            block = next((block for block in blocks if all(free[block])), None)
+            if block is not None:
+                counts[scheme] += 1
+                free[block] = [False] * size
+                continue
+            of_layout = (s for s in schemes if (s.tp, s.pp) == (scheme.tp, scheme.pp))
+            smaller = max((s for s in of_layout if s.gpus < size), key=_by_size, default=None)
+            if smaller is not None:
+                waiting += [smaller] * (size // smaller.gpus)
+        return Strategy.from_counts(counts)
+
     def _place_aligned(
         self, strategy: Strategy, *, only_powers: bool = False
     ) -> list[_Placed] | None:
@@ -157,6 +181,10 @@ class Slowdown:
         """Place a pipeline on the ranks from ``first`` on: it is as slow as its slowest rank."""
         block = tuple(range(first, first + scheme.gpus))
         return scheme, max(self.factors[rank] or 0.0 for rank in block), block
+
+
+def _by_size(scheme: Scheme) -> tuple[int, Scheme]:
+    return scheme.gpus, scheme
 
 
 def make_slow_fleet(strategy: Strategy, models: Models, factors: Sequence[float]) -> Fleet:

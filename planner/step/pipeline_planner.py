@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -23,12 +24,12 @@ from seqplan.planner.placement.assembly import (
     with_bound,
 )
 from seqplan.planner.placement.fleet import Models
-from seqplan.planner.placement.slowdown import make_fleet_of
+from seqplan.planner.placement.slowdown import Slowdown, make_fleet_of
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.selection import select
 from seqplan.planner.step.slow_ranks import leave_out_lost, list_factors, place_around
 from seqplan.planner.strategies.constructive import LayoutSchemes
-from seqplan.planner.sync.times import layouts_of
+from seqplan.planner.sync.times import NO_SYNC, layouts_of
 from seqplan.plans.plan import Plan, Provenance
 from seqplan.plans.scheme import Strategy
 
@@ -77,41 +78,59 @@ class PipelinePlanner:
         """Choose the strategy of a batch and its placement, with a proven bound."""
         gpus = self.problem.workload.gpus
         if self._speeds is None:
-            return self._select_on(batch, gpus)
+            return self._select_on(batch, gpus, self._models)
+        if not self._models:
+            raise Infeasible(
+                f"ranks lost: {list(self._lost)}. No scheme fits between them, as groups lie on "
+                "blocks of ranks that are aligned to their size. Start the job without lost ranks"
+            )
         # Lost ranks may break the blocks that a strategy on all others needs.
         for used in range(gpus, 0, -1):
-            selected = place_around(
-                self._select_on(batch, used),
-                batch,
-                self._models,
-                self._speeds,
-                self.problem.sync,
-                prove=self.options.prove,
-            )
+            selected = self._select_around(batch, used, self._speeds)
             if selected is not None:
                 return selected
         raise AssertionError("a strategy on no GPUs is infeasible")
 
-    def _select_on(self, batch: Batch, gpus: int) -> Selected:
+    def _select_around(self, batch: Batch, used: int, speeds: Slowdown) -> Selected | None:
+        """Select a strategy on so many ranks; of each layout, if the best has no blocks."""
+        sync, prove = self.problem.sync, self.options.prove
+        first = self._select_on(batch, used, self._models)
+        selections = [(first, self._models)]
+        if speeds.place(first.placement.strategy) is None:
+            for layout in self._layouts:
+                with suppress(Infeasible):
+                    of_layout = self._select_on(batch, used, layout.models)
+                    selections.append((of_layout, layout.models))
+        placed = [
+            place_around(selected, batch, models, speeds, sync, prove=prove)
+            for selected, models in selections
+        ]
+        times = sync or NO_SYNC
+        return min(
+            filter(None, placed),
+            key=lambda selected: (
+                selected.placement.objective_ms + times.of_strategy_ms(selected.placement.strategy)
+            ),
+            default=None,
+        )
+
+    def _select_on(self, batch: Batch, gpus: int, models: Models) -> Selected:
         problem = self.problem
+        candidates = [strategy for strategy in problem.strategies if strategy.gpus <= gpus]
         try:
             return select(
                 batch,
-                self._list_candidates(gpus),
-                self._models,
+                [s for s in candidates if all(scheme in models for scheme, _ in s.counts)],
+                models,
                 gpus,
                 sync=problem.sync,
                 prove=self.options.prove and self._speeds is None,
-                layouts=self._layouts,
+                layouts=self._layouts if models is self._models else None,
             )
         except Infeasible as error:
             if not self._lost:
                 raise
             raise Infeasible(f"ranks lost: {list(self._lost)}. {error}") from None
-
-    def _list_candidates(self, gpus: int) -> list[Strategy]:
-        candidates = [strategy for strategy in self.problem.strategies if strategy.gpus <= gpus]
-        return [s for s in candidates if all(scheme in self._models for scheme, _ in s.counts)]
 
     def assemble(self, batch: Batch, selected: Selected) -> Plan:
         """Make the plan of a selected placement."""

@@ -78,7 +78,8 @@ def place_around(
     """Choose a strategy for ranks of different speeds, given the selection for equal ones.
 
     Of the strategies considered, the fastest on equal ranks are placed so that slow ranks are in
-    few GPUs' pipelines, and the batch is assigned anew. The bound is of the chosen strategy with
+    few GPUs' pipelines, and the batch is assigned anew; if lost ranks leave them no block, with
+    smaller groups (``Slowdown.fit``). The bound is of the chosen strategy with
     these slow pipelines; candidates keep bounds of equal ranks, which are lower. None if no
     strategy can be placed without the lost ranks.
     """
@@ -92,7 +93,8 @@ def place_around(
     best: Placement | None = None
     best_ms = float("inf")
     reached: dict[Strategy, float] = {}
-    for strategy in dict.fromkeys([selected.placement.strategy, *ranked]):
+    chosen = [selected.placement.strategy, *ranked]
+    for strategy in dict.fromkeys([*chosen, *(speeds.fit(s, models) for s in chosen)]):
         placed = speeds.place(strategy)
         if placed is None:
             continue

@@ -10,9 +10,11 @@ from step_lengths import CASES, CODE, check_plan, draw
 
 from seqplan import (
     Cost,
+    Infeasible,
     Phase,
     Plan,
     Planner,
+    Profile,
     Scheme,
     Strategy,
     Workload,
@@ -284,3 +286,39 @@ def test_what_cannot_be_observed_is_rejected() -> None:
     planned = lockstep.plan([4_000] * 8)
     with pytest.raises(OptionError, match="only groups that stay"):
         lockstep.observe(planned, [1.0] * 8)
+
+
+@pytest.mark.parametrize("lost", [(3, 4, 5, 6), (1, 2, 5, 6), (3, 5, 7), (5, 7), (2, 3, 4, 5)])
+def test_lost_ranks_between_blocks_leave_smaller_groups(lost: tuple[int, ...]) -> None:
+    """No plan is slower than that of single ranks; no more ranks are idle than groups need."""
+    lengths, left = [9000, 5000] + [600] * 40, 8 - len(lost)
+    whole = find_profile("llama3-8b-h100-80gb")
+
+    def plan_of(profile: Profile, gpus: int, slowdown: list[float | None] | None) -> Plan:
+        planner = Planner.from_profile(
+            profile, gpus, 16_384, sync=None, execution="static", slowdown=slowdown
+        )
+        return planner.plan(lengths)
+
+    around = plan_of(whole, 8, [None if rank in lost else 1.0 for rank in range(8)])
+    single = plan_of(whole.keep_schemes({Scheme()}), left, None)
+    assert around.lost_ranks == lost
+    assert around.predicted_ms <= single.predicted_ms
+    assert not list(lint(around))
+
+
+def test_lost_ranks_that_leave_no_block_are_named() -> None:
+    slowdown = [None if rank in (1, 2, 5, 6) else 1.0 for rank in range(8)]
+    planner = Planner.from_profile(
+        "llama3-8b-h100-80gb", 8, 16_384, layout="tp2", slowdown=slowdown
+    )
+    with pytest.raises(Infeasible, match="blocks of ranks that are aligned to their size"):
+        planner.plan([900, 500])
+
+
+def test_groups_are_split_where_lost_ranks_leave_no_block() -> None:
+    schemes = [Scheme(), Scheme(ulysses=2), Scheme(ulysses=4), Scheme(tp=2)]
+    factors = tuple(None if rank in (3, 5, 7) else 1.0 for rank in range(8))
+    fitted = Slowdown(factors).fit(Strategy.parse("1×u4 + 1×tp1"), schemes)
+    assert str(fitted) == "1×u2 + 3×tp1"
+    assert str(Slowdown(factors).fit(Strategy.parse("2×tp2"), schemes)) == "1×tp2"

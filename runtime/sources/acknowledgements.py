@@ -6,6 +6,7 @@ whose process has ended is taken over by the next process of the same job on the
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import http.client
@@ -69,6 +70,7 @@ class AcknowledgementFile:
 
     def __init__(self, folder: Path, job: str) -> None:
         self.entries: deque[Acknowledgement] = deque()
+        self.adopted: set[Acknowledgement] = set()
         self.path: Path | None = None
         self._folder = folder
         self._job = hashlib.sha256(job.encode()).hexdigest()[:16]
@@ -81,8 +83,15 @@ class AcknowledgementFile:
                 descriptor, name = tempfile.mkstemp(".jsonl", f"{self._job}-", self._folder)
                 self.path, self._file = Path(name), os.fdopen(descriptor, "wb", buffering=0)
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._file.write(json.dumps(asdict(entry)).encode() + b"\n")
-        os.fsync(self._file.fileno())
+        end = self._file.seek(0, os.SEEK_END)
+        line = json.dumps(asdict(entry)).encode() + b"\n"
+        try:
+            if (written := self._file.write(line)) != len(line):
+                raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes written")
+            os.fsync(self._file.fileno())
+        except OSError:
+            self._file.truncate(end)  # a part of a line would hide those after it
+            raise
         self.entries.append(entry)
 
     def remove_first(self) -> None:
@@ -92,21 +101,20 @@ class AcknowledgementFile:
             self._file.seek(0)
             self._file.truncate()
 
-    def adopt_left(self) -> set[Acknowledgement]:
-        """Take over the files of processes of this job that have ended."""
-        adopted: set[Acknowledgement] = set()
+    def adopt_left(self) -> None:
+        """Take over the files of processes of this job that have ended. ``OSError``."""
         if not self._folder.is_dir():
-            return adopted
+            return
         with self._lock_folder():
             left = [path for path in self._folder.glob(f"{self._job}-*") if path != self.path]
             owned = [(path, file) for path in left if (file := _open_unowned(path)) is not None]
         for path, file in owned:
             with file:
                 for entry in _read(file):
-                    self.append(entry)
-                    adopted.add(entry)
+                    if entry not in self.adopted:  # by a try that met an error
+                        self.append(entry)
+                        self.adopted.add(entry)
                 path.unlink()
-        return adopted
 
     def close(self) -> None:
         """Remove an empty file; leave another to the next process of the job."""
@@ -172,7 +180,7 @@ class AcknowledgementSender:
         self._pause = FIRST_PAUSE_S
         self._trouble = ""
         self._failure: Exception | None = None
-        self._adopted: set[Acknowledgement] | None = None
+        self._has_adopted = False
         self._last: dict[str, Acknowledgement] = {}
         self._behind_at: int | None = None
         self._received_at = time.monotonic()
@@ -232,13 +240,13 @@ class AcknowledgementSender:
 
     def send_queued(self) -> None:
         """Send what waits, if it is time for another try; those of ended processes first."""
-        done = self._adopted is not None and not self.has_queued
+        done = self._has_adopted and not self.has_queued
         if done or not self._lock.acquire(blocking=False):
             return
         try:
-            if self._adopted is None:
-                self._adopted = set()
-                self._adopted = self._file.adopt_left()
+            if not self._has_adopted:
+                self._file.adopt_left()
+                self._has_adopted = True
             self._next_try = 0.0  # the service has just answered
             self._send_due()
         except OSError as error:
@@ -275,7 +283,7 @@ class AcknowledgementSender:
                 if not self._try(first):
                     return
             except (PlanError, EndOfPlans) as rejected:
-                if first in (self._adopted or ()):  # the job that sent it has ended
+                if first in self._file.adopted:  # the job that sent it has ended
                     warnings.warn(f"queued acknowledgement: {rejected}", stacklevel=2)
                 else:
                     self._failure = self._failure or rejected

@@ -186,8 +186,10 @@ class FileSource:
     def _read(self, step: int) -> tuple[Plan, str]:
         if self._file.closed:
             raise PlanError(f"{self._path}: is closed")
+        if not self._lines:
+            raise PlanError(f"{self._path}: no plans. Name another file, or plan again")
         if step not in self._lines:
-            last = max(self._lines, default=-1)
+            last = max(self._lines)
             if step > last:
                 raise EndOfPlans(f"{self._path}: ends before step {step}")
             raise PlanError(

@@ -31,7 +31,7 @@ def put_proposal(
     known = get(connection, ProposalRow, key)
     if known is None:
         connection.execute(insert(schema.proposals).values(columns(row)))
-    elif known.document != document:
+    elif (known.document, known.request) != (document, row.request):
         # A sidecar names its proposal after its job: that one's job was removed.
         same = schema.proposals.c.id == key
         connection.execute(update(schema.proposals).where(same).values(columns(row)))

@@ -101,6 +101,23 @@ def test_no_other_user_removes_the_job_of_a_sidecar(tmp_path: Path, job_file: Pa
     assert tokens[0] == tokens[1]
 
 
+def test_a_job_made_anew_has_the_settings_of_its_file(job_file: Path) -> None:
+    """Not those of a removed job whose proposal was the same."""
+    with_token = FILE + 'token_file = "job.token"\n'
+    job_file.write_text(with_token)
+    with serving("--job", job_file, command="sidecar") as served:
+        token = job_file.with_name("job.token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        assert served.send("DELETE", "/v1/jobs/job", headers=headers).status == 204
+    job_file.write_text(with_token.replace("steps = 3", "steps = 4"))
+    for _ in range(2):
+        with serving("--job", job_file, command="sidecar") as served:
+            job = served.send("GET", "/v1/jobs/job", headers=headers).json
+            assert job["steps"] == 4
+    job_file.write_text(with_token)
+    assert "settings: steps 4, not 3" in complaint(call("sidecar", "--job", job_file))
+
+
 def test_sidecar_plans_for_costs_that_are_off(job_file: Path) -> None:
     job_file.write_text(FILE + "robust = 0.1\n")
     assert all('"robust":0.1' in plan for plan in planned_by_the_sidecar(job_file))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from seqplan.planner.simulation.one_f_one_b import (
     simulate_micro_batches_ms,
 )
 from seqplan.planner.step.check_bounds import find_unproven
+from seqplan.planner.sync.times import layouts_of
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
@@ -82,9 +83,11 @@ def run(args: argparse.Namespace) -> int:
     for plan in read_plans(args.plans):
         steps += 1
         models = models_of(plan, profile, proposal, str(args.plans))
-        part = None if source is None else source.with_digest(plan.provenance.profile)
+        part = None if source is None else find_part(plan, source, str(args.plans))
         fraction = FORWARD_FRACTION if part is None else part.forward_fraction
         rules = violations(plan, models, fraction)
+        if part is not None:
+            rules += _list_foreign(plan, part, proposal)
         if args.prove and models is not None and not rules:
             rules = list(find_unproven(plan, models, multiple, exact=args.exact))
         broken += [{"step": plan.step, "rule": line} for line in rules]
@@ -100,6 +103,27 @@ def run(args: argparse.Namespace) -> int:
         rules_broken = count_of(len(broken), "broken rule") if broken else "no broken rules"
         print(f"{count_of(steps, 'plan')}, {rules_broken}{against}{proven}")
     return 1 if broken else 0
+
+
+def _list_foreign(plan: Plan, profile: Profile, proposal: Proposal | None) -> Iterator[str]:
+    """Yield a line for each statement of a plan that its profile or proposal contradicts."""
+    if plan.expert_parallel not in profile.expert_degrees:
+        degrees = ", ".join(map(str, profile.expert_degrees))
+        yield f"expert_parallel: {plan.expert_parallel}, the profile has {degrees}"
+    if proposal is None:
+        return
+    layouts = layouts_of(scheme for scheme, _ in plan.strategy.counts)
+    exposed = (
+        [None]
+        if proposal.sync is None
+        else [
+            round(proposal.sync.compute_exposed_ms(layouts, regrouping=regroups), 3)
+            for regroups in (False, True)  # less is hidden if groups change
+        ]
+    )
+    if plan.sync_ms not in exposed:
+        stated, known = ("null" if ms is None else f"{ms:g}" for ms in (plan.sync_ms, exposed[0]))
+        yield f"sync_ms: {stated}, by the proposal {known}"
 
 
 def violations(

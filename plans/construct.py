@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import cast
 
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
@@ -30,7 +31,7 @@ def construct_plan(
     pipelines of two ranks. Pipelines take consecutive ranks in this order; ``world_size``: more
     ranks than that leave the last ones idle. ``loss_tokens``: labels in the loss, by default every
     token but the first of each sequence. ``ValueError`` for a sequence that is not in exactly one
-    micro-batch, or too few ranks.
+    micro-batch, or too few ranks; ``TypeError`` for lists of another depth.
     """
     if not lengths:
         raise ValueError("a plan needs sequences")
@@ -47,6 +48,7 @@ def construct_plan(
     first = 0
     for text, of_scheme in pipelines.items():
         scheme = Scheme.parse(text)
+        _check_nesting(text, of_scheme)
         for micro_batches in of_scheme:
             ranks = tuple(range(first, first + scheme.gpus))
             first += scheme.gpus
@@ -80,6 +82,18 @@ def construct_plan(
         gap=0.0,
         selection=(),
     )
+
+
+def _check_nesting(scheme: str, pipelines: object) -> None:
+    """Raise ``TypeError`` if pipelines are no lists of lists of lists."""
+    level = [pipelines]
+    for _ in range(3):
+        if bad := [value for value in level if not isinstance(value, Collection)]:
+            raise TypeError(
+                f"pipelines[{scheme!r}]: {bad[0]!r:.60} is no list. Give a list of pipelines, each "
+                "a list of micro-batches, each a list of places in lengths"
+            )
+        level = [value for values in level for value in cast(Collection[object], values)]
 
 
 def _micro_batch(scheme: Scheme, places: Sequence[int], lengths: Sequence[int]) -> MicroBatch:

@@ -85,6 +85,8 @@ def _suffix(path: Path) -> str:
     name = path.name.lower()
     for suffix in sorted(SUFFIXES, key=len, reverse=True):
         if name.endswith(suffix):
+            if not path.is_file() and suffix != ".txt":  # others are read more than once
+                raise LengthsError(f"{path}: is no regular file. Copy it to one")
             if path.is_file() and path.stat().st_size == 0:
                 raise LengthsError(f"{path}: is empty. Name a file with sequences")
             return suffix

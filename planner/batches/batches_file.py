@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from seqplan.costs.lengths.sources.batches import ENCODING
 from seqplan.planner.batches.batch import Batch
 from seqplan.plans.format.canonical import parse_json
 from seqplan.plans.format.decode import PlanReader
@@ -62,7 +63,7 @@ def batch_from_json(line: str, where: str, last: int = -1) -> Batch:
 
 def _batch(line: bytes, where: str, last: int, counted: int) -> Batch:
     try:
-        raw = parse_json(line.decode(), finite=False)
+        raw = parse_json(line.decode(ENCODING), finite=False)
     except UnicodeDecodeError as error:
         raise ValueError(f"{where}: not UTF-8 ({error.reason})") from None
     except ValueError as error:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from seqplan.plans.views.micro_batch_view import MicroBatchView
 from seqplan.runtime.data.tokens import NO_LABEL, IndexedTokens, TokenData, Tokens, name_sample
@@ -180,7 +181,11 @@ def _column(row: Mapping[str, Any], name: str, tokens: int) -> npt.NDArray[Any]:
     """Return a column's values of every token."""
     if name not in row:
         raise DataError(f"has no column {name!r} (there are {', '.join(map(str, row))})")
-    values = np.asarray(row[name])
+    value = row[name]
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = value.float() if value.dtype == torch.bfloat16 else value  # numpy has no bf16
+    values = np.asarray(value)
     if values.dtype.kind not in "iufb":
         raise DataError(f"column {name!r} must be numbers, not {values.dtype}")
     if values.ndim == 0:

@@ -1,5 +1,7 @@
 """Plans written by hand."""
 
+from typing import Any
+
 import pytest
 
 from seqplan import construct_plan, explain, from_json, rank_view, to_json
@@ -55,3 +57,9 @@ def test_repr_of_a_plan_is_one_line() -> None:
     assert repr(plan) == (
         "<Plan of step 4: 3 sequences, 3,600 tokens, 1×u2 + 1×r2 on 4 ranks, 0.0 ms, gap 0.00 %>"
     )
+
+
+@pytest.mark.parametrize("pipelines", [[[0, 1]], [0, 1], 0, [[[0], 1]]])
+def test_lists_of_another_depth_are_named(pipelines: Any) -> None:
+    with pytest.raises(TypeError, match=r"pipelines\['tp1'\]: .* is no list. Give a list of pipe"):
+        construct_plan([1, 2], {"tp1": pipelines})

@@ -11,6 +11,9 @@ from seqplan.costs.lengths.sources.error import LengthsError, first_line, shown
 from seqplan.plans.format.canonical import parse_json
 from seqplan.plans.format.documents import name_document
 
+ENCODING = "utf-8-sig"
+"""UTF-8, and a mark at the start of the file is no part of its first line."""
+
 
 def has_batches(path: Path) -> bool:
     """Return whether a file has batches: its first line is one, or a damaged one."""
@@ -19,7 +22,7 @@ def has_batches(path: Path) -> bool:
     with path.open("rb") as lines:
         first = next((line for line in lines if line.strip()), b"")
     try:
-        return name_document(json.loads(first)) == "a batch"
+        return name_document(json.loads(first.decode(ENCODING))) == "a batch"
     except (ValueError, RecursionError):
         return b'"lengths"' in first  # a damaged line, which the reader of batches names
 
@@ -36,7 +39,7 @@ def read_batch_lengths(path: Path, out: Collector) -> None:
 
 def _read_batch(line: bytes, place: str) -> list[int]:
     try:
-        batch: Any = parse_json(line.decode(), finite=False)
+        batch: Any = parse_json(line.decode(ENCODING), finite=False)
     except ValueError as error:
         raise LengthsError(f"{place}: is not JSON: {first_line(error)}. Repair the line") from None
     if name_document(batch) != "a batch":

@@ -200,7 +200,9 @@ def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _is_document(place: str, document: str) -> LengthsError:
-    return LengthsError(f"{place}: is {document}. Name the lengths that it is made from")
+    as_batches, of_others = "Give batches as .jsonl", "Name the lengths that it is made from"
+    fix = as_batches if document == "a batch" else of_others
+    return LengthsError(f"{place}: is {document}. {fix}")
 
 
 def _not_json(place: str, why: str) -> LengthsError:

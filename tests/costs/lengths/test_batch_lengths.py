@@ -1,11 +1,14 @@
 """Batches that a trainer has drawn are a source of lengths."""
 
+import gzip
+import os
 from pathlib import Path
 
 import pytest
 
 from seqplan import read_lengths
 from seqplan.costs.lengths.sources.error import LengthsError
+from seqplan.planner.batches.batches_file import read_batches
 
 FIRST = '{"step":0,"ids":[5,9],"lengths":[812,96]}\n\n'
 
@@ -46,3 +49,24 @@ def test_steps_with_other_fields_are_batches(tmp_path: Path) -> None:
     path = tmp_path / "batches.jsonl"
     path.write_text('{"step":0,"lengths":[3,4],"epoch":1}\n')
     assert read_lengths(path).values.tolist() == [3, 4]
+
+
+def test_a_mark_of_utf8_is_no_part_of_the_first_batch(tmp_path: Path) -> None:
+    path = tmp_path / "batches.jsonl"
+    path.write_text("\ufeff" + FIRST)
+    assert read_lengths(path).values.tolist() == [812, 96]
+    (batch,) = read_batches(path, 1000)
+    assert batch.lengths == (812, 96)
+
+
+def test_compressed_batches_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "batches.jsonl.gz"
+    path.write_bytes(gzip.compress(FIRST.encode()))
+    with pytest.raises(LengthsError, match=r"line 1: is a batch. Give batches as .jsonl"):
+        read_lengths(path)
+
+
+def test_a_pipe_is_rejected_before_it_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(LengthsError, match=r"pipe.jsonl: is no regular file. Copy it to one"):
+        read_lengths(tmp_path / "pipe.jsonl")

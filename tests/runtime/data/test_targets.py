@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from random_plans import one_pipeline_plan
@@ -108,3 +109,11 @@ def test_custom_data_that_gives_too_little_is_rejected() -> None:
     (view,) = views(Scheme(), [5])
     with pytest.raises(DataError, match="sample 0: gave 1 weights for 4 tokens"):
         load_targets(Short(rows([5]), "input_ids"), view)
+
+
+def test_columns_of_bfloat16_and_with_gradients_are_read() -> None:
+    values = torch.tensor([0.5, 0.25, 1.0])
+    for column in (values.bfloat16(), values.clone().requires_grad_()):
+        rows = [{"input_ids": [1, 2, 3], "advantages": column}]
+        targets = IndexedTargets(rows, "input_ids", extras=["advantages"]).targets(0, 1, 3)
+        assert targets.extras["advantages"].tolist() == [0.25, 1.0]

@@ -75,8 +75,7 @@ def _kind(run: dict[str, Any]) -> tuple[str, str, str, bool]:
 def estimate_run(run: dict[str, Any]) -> Estimate:
     """Estimate an iteration of a run."""
     hardware = replace(DEVICES[run["hardware"]], attention_kernel="cudnn", inter_rails=8)
-    # NVL72 runs use 64 of its 72 GPUs, or fewer.
-    per_node = min(run["GPUs"], 64 if hardware.gpus_per_node == 72 else 8)
+    per_node = min(run["GPUs"], hardware.gpus_per_node)
     whole = run["recomputed"] == "full"
     modules = () if whole else tuple(filter(None, run["recomputed"].split("+")))
     deployment = Deployment(

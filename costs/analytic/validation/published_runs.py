@@ -96,8 +96,7 @@ def deployment_of(run: dict[str, Any]) -> Deployment:
         hardware = replace(hardware, inter_gb_s=6.25, inter_rank_us=ROCE_RANK_US)
     if nvidia:
         hardware = replace(hardware, attention_kernel="cudnn", inter_rails=8)
-    # NVL72 runs use 64 of its 72 GPUs, or fewer.
-    per_node = min(run["GPUs"], 64 if hardware.gpus_per_node == 72 else 8)
+    per_node = min(run["GPUs"], hardware.gpus_per_node)
     return Deployment(
         cluster=ClusterHardware(hardware, run["GPUs"] // per_node, per_node),
         sizes=_sizes_of(run["model"]),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import accumulate
-from operator import mul
 from statistics import median
 
 from seqplan.costs.model_sizes import ModelShape
@@ -65,12 +63,11 @@ def scheme_problem(
 
 
 def node_problem(scheme: Scheme, gpus_per_node: int) -> str | None:
-    """Why groups of ``scheme`` cross borders of nodes, or None when they lie evenly in them.
+    """Why groups of tp and ulysses cross borders of nodes, or None if they lie evenly in them.
 
-    Costs are of groups within a node or over whole ones.
+    Costs are of groups within a node or over whole ones. Rings send to neighbors alone.
     """
-    degrees = {"tp": scheme.tp, "ulysses": scheme.ulysses, "ring": scheme.ring}
-    for name, size in zip(degrees, accumulate(degrees.values(), mul), strict=True):
+    for name, size in (("tp", scheme.tp), ("ulysses", scheme.tp * scheme.ulysses)):
         if gpus_per_node % size and size % gpus_per_node:
             return f"groups of {size} GPUs ({name}) cross the borders of nodes of {gpus_per_node}"
     return None

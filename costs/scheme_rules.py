@@ -63,7 +63,7 @@ def scheme_problem(
 
 
 def node_problem(scheme: Scheme, gpus_per_node: int) -> str | None:
-    """Why groups of tp and ulysses cross borders of nodes, or None if they lie evenly in them.
+    """Why groups of tp·ulysses cross borders of nodes, or None if they do not.
 
     Costs are of groups within a node or over whole ones. Rings send to neighbors alone.
     """

@@ -1,4 +1,4 @@
-"""Acknowledgements on a disk without room: what was accepted is read again."""
+"""Acknowledgements on a disk without room: each that was accepted is read again."""
 
 import resource
 import signal

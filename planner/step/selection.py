@@ -98,13 +98,13 @@ def select(
         best, proven = polish(batch, best, prove=prove)
     times[best.strategy] = best.objective_ms
     considered = tuple(
-        _list_considered(strategy, bounds.get(strategy, proven), times.get(strategy), sync)
+        list_considered(strategy, bounds.get(strategy, proven), times.get(strategy), sync)
         for strategy in dict.fromkeys([*bounds, *times])
     )
     return Selected(best, proven, considered)
 
 
-def _list_considered(
+def list_considered(
     strategy: Strategy, bound_ms: float, time_ms: float | None, sync: SyncTimes | None
 ) -> Considered:
     """List a strategy; an estimate with stages may be below the bound, which it is raised to."""

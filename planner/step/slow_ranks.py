@@ -14,6 +14,7 @@ from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.placement.slowdown import Slowdown, make_slow_fleet
 from seqplan.planner.problem import PlanningProblem
+from seqplan.planner.step.selection import list_considered
 from seqplan.planner.strategies.polishing import polish
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes, layouts_of
 from seqplan.plans.scheme import Strategy
@@ -94,7 +95,8 @@ def place_around(
     best_ms = float("inf")
     reached: dict[Strategy, float] = {}
     chosen = [selected.placement.strategy, *ranked]
-    for strategy in dict.fromkeys([*chosen, *(speeds.fit(s, models) for s in chosen)]):
+    fitted = [s if speeds.place(s) is not None else speeds.fit(s, models) for s in chosen]
+    for strategy in dict.fromkeys(fitted):
         placed = speeds.place(strategy)
         if placed is None:
             continue
@@ -111,7 +113,9 @@ def place_around(
         return None
     best, bound_ms = polish(batch, best, prove=prove)
     reached[best.strategy] = best.objective_ms
-    considered = tuple(
+    considered = [
         replace(entry, predicted_ms=reached.get(entry.strategy)) for entry in selected.considered
-    )
-    return Selected(best, bound_ms, considered)
+    ]
+    if all(entry.strategy != best.strategy for entry in considered):
+        considered.append(list_considered(best.strategy, bound_ms, best.objective_ms, sync))
+    return Selected(best, bound_ms, tuple(considered))

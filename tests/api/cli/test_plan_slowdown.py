@@ -1,5 +1,6 @@
 """``plan --slowdown``: plans around slow ranks from the command line."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -31,3 +32,18 @@ def test_plans_state_slow_ranks_and_lost_ones_and_are_proven(tmp_path: Path) -> 
     workers = tmp_path / "workers.jsonl"
     succeeded(call(*steps, "--slowdown", slowdown, "--workers", 2, "-o", workers))
     assert workers.read_bytes() == plans.read_bytes()
+
+
+def test_plans_between_lost_ranks_keep_their_proposals_statements(tmp_path: Path) -> None:
+    """Groups that lost ranks split are of strategies that no candidate has."""
+    batches, proposal = tmp_path / "batches.jsonl", tmp_path / "proposal.json"
+    batches.write_text(json.dumps({"step": 0, "lengths": [9000, 5000] + [600] * 40}) + "\n")
+    named = ("--profile", "llama3-8b-h100-80gb", "--gpus", 8, "--max-len", 16_384)
+    succeeded(call("propose", batches, *named, "--tokens", 30_000, "-o", proposal))
+    for lost in ((3, 5, 7), (3, 4, 5, 6)):
+        plans = tmp_path / "plans.jsonl"
+        slowdown = ",".join(f"{rank}=lost" for rank in lost)
+        from_batches = ("plan", batches, "--proposal", proposal, "--slowdown", slowdown)
+        succeeded(call(*from_batches, "-o", plans))
+        succeeded(call("check", "plans", plans, "--proposal", proposal, "--prove"))
+        plans.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +33,14 @@ class SourceOptions:
 
     def __post_init__(self) -> None:
         rate = self.tokenizer
-        if isinstance(rate, int | float) and not (math.isfinite(rate) and rate > 0):
-            raise LengthsError(f"--tokenizer {rate:g}: bytes per token must be a number above 0")
+        if isinstance(rate, int | float) and not 0 < rate <= MOST_BYTES:
+            raise LengthsError(
+                f"--tokenizer {rate:g}: bytes per token must be above 0 and at most {MOST_BYTES}"
+            )
+
+
+MOST_BYTES = 64
+"""Of a token on average: tokenizers of texts have 3 to 6."""
 
 
 def parse_tokenizer(text: str) -> Path | float:

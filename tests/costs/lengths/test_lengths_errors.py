@@ -212,7 +212,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
             "--tokenizer 4: no text of the sources is read. Name its field with --field, or "
             "leave --tokenizer out"
         )
-    for rate in (0, -1.0, float("nan"), float("inf")):
+    for rate in (0, -1.0, 4000.0, float("nan"), float("inf")):
         with pytest.raises(LengthsError, match=f"--tokenizer {rate:g}: bytes per token must be"):
             SourceOptions(tokenizer=rate)
 

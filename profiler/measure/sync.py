@@ -44,7 +44,7 @@ def list_sync_measurements(schemes: Iterable[Scheme], bench: Bench) -> list[Key]
 
 
 def measure_sync(
-    bench: Bench, key: Key, group: dist.ProcessGroup, rail: dist.ProcessGroup | None
+    bench: Bench, key: Key, group: dist.ProcessGroup, rail: dist.ProcessGroup | None = None
 ) -> SyncSample:
     """Measure the sync, and the optimizer's step on a rank's states; all ranks call it.
 

@@ -8,7 +8,7 @@ from math import inf
 
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
-from seqplan.costs.scheme_rules import node_problem, scheme_problem
+from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.scheme import Scheme
 
 MOST_SHARES, MOST_RING = 16, 8
@@ -70,8 +70,7 @@ def list_default_schemes(
             (scheme.sp <= MOST_SHARES and scheme.ring <= MOST_RING)
             or (scheme.tp * scheme.ulysses == gpus_per_node and scheme.ring <= most_nodes)
         )
-        and scheme_problem(scheme, shape) is None
-        and node_problem(scheme, gpus_per_node) is None
+        and scheme_problem(scheme, shape, gpus_per_node=gpus_per_node) is None
     ]
 
 

@@ -28,7 +28,7 @@ from seqplan.costs.profiled_scheme import (
     ProfileError,
 )
 from seqplan.costs.recomputation_mode import RecomputationMode
-from seqplan.costs.scheme_rules import node_problem, scheme_problem
+from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.fields import shown
 from seqplan.plans.percent import percent
@@ -98,12 +98,10 @@ class ProfileReader(MemoryReader):
         several = "modes" in raw
         modes = self.modes(raw) if several else self.single_mode(raw)
         names = [mode.name for mode in modes] if several else []
-        schemes = self.schemes(raw, shape, zero_stage, names)
-        memory = self.memory(raw["memory"], modes[-1].activation, tied=shape.tied)
         per_node = self.integer(raw["hardware"], "gpus_per_node", ".hardware", 1)
+        schemes = self.schemes(raw, shape, zero_stage, names, per_node)
+        memory = self.memory(raw["memory"], modes[-1].activation, tied=shape.tied)
         for index, entry in enumerate(schemes):
-            if problem := node_problem(entry.scheme, per_node):
-                self.fail(f".schemes[{index}] ({entry.scheme})", problem)
             for mode in modes:
                 if entry.scheme.tp not in mode.kept:
                     self.fail(
@@ -251,9 +249,9 @@ class ProfileReader(MemoryReader):
         return fraction
 
     def schemes(
-        self, raw: Any, shape: ModelShape, zero_stage: int, modes: Sequence[str]
+        self, raw: Any, shape: ModelShape, zero_stage: int, modes: Sequence[str], per_node: int
     ) -> list[ProfiledScheme]:
-        """Read the schemes, which must differ and be possible for the model.
+        """Read the schemes, which must differ and be possible for model and nodes.
 
         ``modes``: whose latencies each must have, none in a profile of one.
         """
@@ -261,7 +259,7 @@ class ProfileReader(MemoryReader):
         if not entries:
             self.fail(".schemes", "must be at least one scheme")
         profiled = [
-            self.scheme(entry, f".schemes[{index}]", shape, modes)
+            self.scheme(entry, f".schemes[{index}]", shape, modes, per_node)
             for index, entry in enumerate(entries)
         ]
         keys = [entry.key for entry in profiled]
@@ -274,7 +272,7 @@ class ProfileReader(MemoryReader):
         return profiled
 
     def scheme(
-        self, raw: Any, place: str, shape: ModelShape, modes: Sequence[str]
+        self, raw: Any, place: str, shape: ModelShape, modes: Sequence[str], per_node: int
     ) -> ProfiledScheme:
         """Read one scheme with its coefficients and their origin."""
         optional = _SCHEME_OPTIONAL if modes else _SCHEME_OPTIONAL | _SHARED
@@ -286,7 +284,7 @@ class ProfileReader(MemoryReader):
         here = f"{place} ({scheme})"
         experts = "expert_parallel"
         degree = self.integer(raw, experts, place, 1) if experts in raw else 1
-        if problem := scheme_problem(scheme, shape, expert_parallel=degree):
+        if problem := scheme_problem(scheme, shape, gpus_per_node=per_node, expert_parallel=degree):
             self.fail(here, problem)
         latencies = self.latencies(raw["modes"], here, modes) if modes else {}
         latency = latencies[modes[-1]] if modes else self.latency(raw, here)

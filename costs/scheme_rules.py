@@ -24,13 +24,13 @@ def scheme_problem(
     """Why ``shape`` cannot run ``scheme``, or None when it can.
 
     tp and ulysses both split the attention heads; pp splits the layers; key/value heads are split
-    with the heads or, if there are fewer of them, replicated whole. ``gpus_per_node``: also
-    reject tensor parallelism across nodes (leave it out for schemes that were measured).
-    ``equal_stages``: reject a pp that does not divide the layers, as a profile's memory is of equal
-    ones. Heads of linear attention and of state-space layers are split likewise, and no ring passes
-    their state on; tp also splits the groups of the latter.
-    ``expert_parallel`` above 1 requires experts, a multiple of it. More ranks than a stage has may
-    share them: those of several replicas then.
+    with the heads or, if there are fewer of them, replicated whole. ``gpus_per_node``: reject
+    groups of tp·ulysses that cross a node's border, as costs are of groups within a node or over
+    whole ones; rings send to neighbors alone. ``equal_stages``: reject a pp that does not divide
+    the layers, as a profile's memory is of equal ones. Heads of linear attention and of
+    state-space layers are split likewise, and no ring passes their state on; tp also splits the
+    groups of the latter. ``expert_parallel`` above 1 requires experts, a multiple of it. More ranks
+    than a stage has may share them: those of several replicas then.
     """
     split = scheme.tp * scheme.ulysses
     if shape.heads is not None and shape.heads % split:
@@ -57,19 +57,11 @@ def scheme_problem(
             )
     if problem := expert_problem(expert_parallel, shape):
         return problem
-    if gpus_per_node is not None and scheme.tp > gpus_per_node:
-        return f"tp = {scheme.tp} spans nodes of {gpus_per_node} GPUs"
-    return None if gpus_per_node is None else node_problem(scheme, gpus_per_node)
-
-
-def node_problem(scheme: Scheme, gpus_per_node: int) -> str | None:
-    """Why groups of tp·ulysses cross borders of nodes, or None if they do not.
-
-    Costs are of groups within a node or over whole ones. Rings send to neighbors alone.
-    """
-    for name, size in (("tp", scheme.tp), ("ulysses", scheme.tp * scheme.ulysses)):
+    for name, size in (("tp", scheme.tp), ("tp·ulysses", split)) if gpus_per_node else ():
         if gpus_per_node % size and size % gpus_per_node:
-            return f"groups of {size} GPUs ({name}) cross the borders of nodes of {gpus_per_node}"
+            return (
+                f"{name} = {size} neither divides nor is a multiple of {gpus_per_node} GPUs a node"
+            )
     return None
 
 

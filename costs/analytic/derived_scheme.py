@@ -12,7 +12,7 @@ from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.fit.latency_fit import Errors, Observed, fit_curve
 from seqplan.costs.latency import Latency
 from seqplan.costs.model_sizes import ModelSizes
-from seqplan.costs.scheme_rules import node_problem, scheme_problem
+from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.percent import percent
 from seqplan.plans.scheme import Scheme
 
@@ -101,8 +101,7 @@ def check_schemes(
     if not schemes:
         raise ValueError("no scheme to derive. Name at least one")
     for scheme in schemes:
-        reason = scheme_problem(scheme, sizes.shape)
-        reason = reason or node_problem(scheme, cluster.gpus_per_node)
+        reason = scheme_problem(scheme, sizes.shape, gpus_per_node=cluster.gpus_per_node)
         if scheme.gpus > cluster.gpus:
             reason = f"needs {scheme.gpus} GPUs, the cluster has {cluster.gpus}"
         elif zero == 3 and (scheme.tp > 1 or scheme.pp > 1):

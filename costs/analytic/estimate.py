@@ -29,7 +29,7 @@ from seqplan.costs.analytic.memory import (
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.profiled_scheme import label_entry
-from seqplan.costs.scheme_rules import node_problem, scheme_problem
+from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.scheme import Scheme
 
 OPTIMIZER_MOVED_BYTES = 30
@@ -109,12 +109,13 @@ class Estimate:
 
 def problem(deployment: Deployment, scheme: Scheme, load: Load) -> str | None:
     """Describe why the cluster cannot run this load, memory apart; None when it can."""
-    gpus = deployment.cluster.gpus
+    shape, cluster = deployment.sizes.shape, deployment.cluster
+    gpus = cluster.gpus
     if gpus % scheme.gpus:
         return f"its {scheme.gpus} GPUs do not divide the cluster's {gpus}"
-    if reason := scheme_problem(scheme, deployment.sizes.shape, equal_stages=False):
-        return reason
-    if reason := node_problem(scheme, deployment.cluster.gpus_per_node):
+    if reason := scheme_problem(
+        scheme, shape, gpus_per_node=cluster.gpus_per_node, equal_stages=False
+    ):
         return reason
     if reason := block_problem(deployment, scheme):
         return reason

@@ -9,13 +9,14 @@ _MARKS = {
     "a proposal": {"candidates", "judged_batches"},
     "a profile": {"schemes", "hardware", "model"},
 }
-_BATCH = {"step", "ids", "lengths", "loss_tokens", "loads"}
+BATCH_FIELDS = frozenset({"step", "ids", "lengths", "loss_tokens", "loads"})
+"""Fields of a line in a file of batches."""
 
 
 def name_document(raw: Any) -> str | None:
     """Name the document that parsed JSON is by its fields; None for others."""
     if type(raw) is not dict:
         return None
-    if isinstance(raw.get("lengths"), list) and ("step" in raw or raw.keys() <= _BATCH):
+    if isinstance(raw.get("lengths"), list) and ("step" in raw or raw.keys() <= BATCH_FIELDS):
         return "a batch"
     return next((name for name, fields in _MARKS.items() if fields <= raw.keys()), None)

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from seqplan.costs.model_sizes import ModelShape, ModelSizes, parameters
-from seqplan.costs.scheme_rules import node_problem, scheme_problem
+from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.scheme_limits import find_unsupported
 
@@ -57,21 +57,14 @@ def test_layers_are_checked_where_heads_are_unknown() -> None:
     assert scheme_problem(Scheme.parse("pp7"), UNKNOWN) == "pp = 7 does not divide the 30 layers"
 
 
-def test_nodes_are_checked_on_request() -> None:
-    scheme = Scheme.parse("tp24")
-    assert scheme_problem(scheme, GROUPED) is None
-    assert scheme_problem(scheme, GROUPED, gpus_per_node=8) == "tp = 24 spans nodes of 8 GPUs"
-    assert scheme_problem(Scheme.parse("tp2"), GROUPED, gpus_per_node=8) is None
-
-
 @pytest.mark.parametrize(
     ("text", "gpus_per_node", "group"),
     [
-        ("tp6", 8, "6 GPUs (tp)"),
-        ("u4", 6, "4 GPUs (ulysses)"),
-        ("tp2.u2", 6, "4 GPUs (ulysses)"),
-        ("u4.r3", 6, "4 GPUs (ulysses)"),
-        ("tp2.r2", 7, "2 GPUs (tp)"),
+        ("tp6", 8, "tp = 6"),
+        ("u4", 6, "tp·ulysses = 4"),
+        ("tp2.u2", 6, "tp·ulysses = 4"),
+        ("u4.r3", 6, "tp·ulysses = 4"),
+        ("tp2.r2", 7, "tp = 2"),
         ("u8.r3", 16, None),
         ("tp2.r3", 8, None),
         ("u2.r3", 6, None),
@@ -81,8 +74,8 @@ def test_nodes_are_checked_on_request() -> None:
     ],
 )
 def test_groups_lie_evenly_in_nodes(text: str, gpus_per_node: int, group: str | None) -> None:
-    problem = node_problem(Scheme.parse(text), gpus_per_node)
-    wanted = f"groups of {group} cross the borders of nodes of {gpus_per_node}"
+    problem = scheme_problem(Scheme.parse(text), UNKNOWN, gpus_per_node=gpus_per_node)
+    wanted = f"{group} neither divides nor is a multiple of {gpus_per_node} GPUs a node"
     assert problem == (None if group is None else wanted)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from seqplan.costs.lengths.sources.collector import MAX_LENGTH, Collector
-from seqplan.costs.lengths.sources.error import LengthsError, first_line, shown
+from seqplan.costs.lengths.sources.collector import Collector
+from seqplan.costs.lengths.sources.error import LengthsError, first_line
 from seqplan.plans.format.canonical import parse_json
-from seqplan.plans.format.documents import name_document
+from seqplan.plans.format.decode import PlanReader
+from seqplan.plans.format.documents import BATCH_FIELDS, name_document
 
 ENCODING = "utf-8-sig"
 """UTF-8, and a mark at the start of the file is no part of its first line."""
@@ -27,27 +29,38 @@ def has_batches(path: Path) -> bool:
         return b'"lengths"' in first  # a damaged line, which the reader of batches names
 
 
-def read_batch_lengths(path: Path, out: Collector) -> None:
-    """Read the list ``lengths`` of each line; blank lines are skipped."""
-    out.note("lengths of batches, one for each sequence of a step")
+class BatchReader(PlanReader):
+    """Reads one line of a file of batches; ``strict`` rejects unknown fields."""
+
+    error = LengthsError
+    format = "a batch"
+
+    def parse(self, line: bytes) -> dict[str, Any]:
+        """Parse a line, an object with ``lengths``."""
+        try:
+            raw = parse_json(line.decode(ENCODING), finite=False)
+        except UnicodeDecodeError as error:
+            self.fail("", f"is not UTF-8 ({error.reason}). Convert the file")
+        except ValueError as error:
+            self.fail("", f"is not a whole JSON object ({first_line(error)}). Repair the line")
+        if type(raw) is not dict:
+            self.fail("", "is not an object with lengths. Repair the line")
+        self.fields(raw, "", frozenset({"lengths"}), BATCH_FIELDS)
+        return raw
+
+
+def iterate_batches(path: Path, *, strict: bool) -> Iterator[tuple[BatchReader, dict[str, Any]]]:
+    """Yield the object of each line, and a reader of its fields; blank lines are skipped."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                place = f"{path}: line {number}"
-                out.add(_read_batch(line, place), lambda _: str(path))
+                reader = BatchReader(f"{path}: line {number}", strict)
+                yield reader, reader.parse(line)
 
 
-def _read_batch(line: bytes, place: str) -> list[int]:
-    try:
-        batch: Any = parse_json(line.decode(ENCODING), finite=False)
-    except ValueError as error:
-        raise LengthsError(f"{place}: is not JSON: {first_line(error)}. Repair the line") from None
-    if name_document(batch) != "a batch":
-        raise LengthsError(f"{place}: is no batch, as the lines before. Repair the line")
-    lengths: list[Any] = batch["lengths"]
-    for at, length in enumerate(lengths):
-        if type(length) is not int or not 1 <= length <= MAX_LENGTH:
-            raise LengthsError(
-                f"{place}: lengths[{at}] must be an integer from 1 to {MAX_LENGTH}: {shown(length)}"
-            )
-    return lengths
+def read_batch_lengths(path: Path, out: Collector) -> None:
+    """Read the list ``lengths`` of each line."""
+    out.note("lengths of batches, one for each sequence of a step")
+    for reader, batch in iterate_batches(path, strict=False):
+        lengths = reader.integers(batch, "lengths", "", 1)
+        out.add(lengths, lambda at, origin=reader.origin: f"{origin}: lengths[{at}]")

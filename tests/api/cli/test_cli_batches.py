@@ -12,43 +12,46 @@ from seqplan import read_plans
 GOOD = b'{"step":4,"ids":[1,2],"lengths":[10,20]}\n'
 
 LINES: dict[str, tuple[bytes, str]] = {
-    "not json": (b"lengths 5 6\n", "not a whole JSON object (Expecting value"),
-    "cut": (b'{"step":5,"lengths":[1', "not a whole JSON object ("),
-    "two on a line": (b'{"lengths":[1]} {"lengths":[2]}\n', "not a whole JSON object (Extra data"),
-    "not an object": (b"[5,6]\n", "must be an object with step, ids and lengths"),
-    "not text": (b'{"lengths":[\xff]}\n', "not UTF-8 (invalid start byte)"),
-    "nested": (b"[" * 100_000 + b"\n", "not a whole JSON object (too deeply nested"),
-    "no lengths": (b'{"step":5,"ids":[1]}\n', "lengths must be a list of integers"),
-    "lengths null": (b'{"lengths":null}\n', "lengths must be a list of integers"),
+    "not json": (b"lengths 5 6\n", "is not a whole JSON object (Expecting value"),
+    "cut": (b'{"step":5,"lengths":[1', "is not a whole JSON object ("),
+    "two on a line": (
+        b'{"lengths":[1]} {"lengths":[2]}\n',
+        "is not a whole JSON object (Extra data",
+    ),
+    "not an object": (b"[5,6]\n", "is not an object with lengths. Repair the line"),
+    "not text": (b'{"lengths":[\xff]}\n', "is not UTF-8 (invalid start byte). Convert the file"),
+    "nested": (b"[" * 100_000 + b"\n", "is not a whole JSON object (too deeply nested"),
+    "no lengths": (b'{"step":5,"ids":[1]}\n', "lengths: is missing"),
+    "lengths null": (b'{"lengths":null}\n', "lengths: must be a list of integers: null"),
     "empty": (b'{"step":5,"ids":[],"lengths":[]}\n', "step 5: the batch has no sequences"),
-    "zero": (b'{"lengths":[5,0]}\n', "lengths[1] must be an integer of 1 or more, not 0"),
-    "negative": (b'{"lengths":[-5]}\n', "lengths[0] must be an integer of 1 or more, not -5"),
-    "fraction": (b'{"lengths":[5.0]}\n', "lengths[0] must be an integer of 1 or more, not 5.0"),
-    "nan": (b'{"lengths":[NaN]}\n', "lengths[0] must be an integer of 1 or more, not nan"),
-    "text": (b'{"lengths":["5"]}\n', "lengths[0] must be an integer of 1 or more, not '5'"),
-    "bool": (b'{"lengths":[true]}\n', "lengths[0] must be an integer of 1 or more, not True"),
-    "huge length": (b'{"lengths":[9223372036854775808]}\n', "lengths[0] must be an integer of 1"),
+    "zero": (b'{"lengths":[5,0]}\n', "lengths[1]: must be an integer ≥ 1: 0"),
+    "negative": (b'{"lengths":[-5]}\n', "lengths[0]: must be an integer ≥ 1: -5"),
+    "fraction": (b'{"lengths":[5.0]}\n', "lengths[0]: must be an integer ≥ 1: 5.0"),
+    "nan": (b'{"lengths":[NaN]}\n', "lengths[0]: must be an integer ≥ 1: NaN"),
+    "text": (b'{"lengths":["5"]}\n', 'lengths[0]: must be an integer ≥ 1: "5"'),
+    "bool": (b'{"lengths":[true]}\n', "lengths[0]: must be an integer ≥ 1: true"),
+    "huge length": (b'{"lengths":[9223372036854775808]}\n', "lengths[0]: must be an integer ≥ 1"),
     "too long": (
         b'{"ids":[7,8],"lengths":[9,4097]}\n',
         f"sequence 8 has 4097 tokens, above the proposal's --max-len {MAX_LEN}; truncate it",
     ),
     "ids fewer": (b'{"ids":[1],"lengths":[5,6]}\n', "step 5: 1 ids but 2 lengths"),
-    "ids negative": (b'{"ids":[-1],"lengths":[5]}\n', "ids[0] must be an integer of 0 or more"),
-    "ids text": (b'{"ids":"1","lengths":[5]}\n', "ids must be a list of integers"),
-    "ids huge": (b'{"ids":[9223372036854775808],"lengths":[5]}\n', "ids[0] must be an integer"),
-    "step again": (b'{"step":4,"lengths":[5]}\n', "step must be an integer above 4, not 4"),
-    "step before": (b'{"step":0,"lengths":[5]}\n', "step must be an integer above 4, not 0"),
-    "step text": (b'{"step":"5","lengths":[5]}\n', "step must be an integer above 4, not '5'"),
-    "step huge": (b'{"step":1e99,"lengths":[5]}\n', "step must be an integer above 4, not 1e+99"),
+    "ids negative": (b'{"ids":[-1],"lengths":[5]}\n', "ids[0]: must be an integer ≥ 0: -1"),
+    "ids text": (b'{"ids":"1","lengths":[5]}\n', "ids: must be a list of integers"),
+    "ids huge": (b'{"ids":[9223372036854775808],"lengths":[5]}\n', "ids[0]: must be an integer"),
+    "step again": (b'{"step":4,"lengths":[5]}\n', "step: must be an integer above 4: 4"),
+    "step before": (b'{"step":0,"lengths":[5]}\n', "step: must be an integer above 4: 0"),
+    "step text": (b'{"step":"5","lengths":[5]}\n', 'step: must be an integer above 4: "5"'),
+    "step huge": (b'{"step":1e99,"lengths":[5]}\n', "step: must be an integer above 4: 1e+99"),
     "loss": (
         b'{"lengths":[5],"loss_tokens":6}\n',
-        "loss_tokens must be an integer from 0 to the step's 5 tokens, not 6",
+        "step 5: 6 loss tokens; there are from 0 to 5, every token at most",
     ),
     "loss negative": (
         b'{"lengths":[5],"loss_tokens":-1}\n',
-        "loss_tokens must be an integer from 0 to the step's 5 tokens, not -1",
+        "loss_tokens: must be an integer ≥ 0: -1",
     ),
-    "foreign": (b'{"lengths":[5],"labels":[1]}\n', "unknown field 'labels'"),
+    "foreign": (b'{"lengths":[5],"labels":[1]}\n', "labels: is not a field of a batch"),
     "loads": (
         b'{"lengths":[5,6],"loads":[{"name":"v","tokens":[9],"work_ms":[1,2],"overhead_ms":0}]}\n',
         "loads[0].tokens: has 1 values for 2 sequences",
@@ -63,7 +66,7 @@ LINES: dict[str, tuple[bytes, str]] = {
     "loads empty": (b'{"lengths":[5],"loads":[]}\n', "loads: is empty. Leave it out"),
     "twice": (
         b'{"lengths":[5],"lengths":[6]}\n',
-        "not a whole JSON object (field 'lengths' is written twice. Remove one)",
+        "is not a whole JSON object (field 'lengths' is written twice. Remove one)",
     ),
 }
 
@@ -74,7 +77,7 @@ def test_a_malformed_line(case: str, dense: PlannedFiles, tmp_path: Path, output
     path = tmp_path / "batches.jsonl"
     path.write_bytes(GOOD + b"\n" + line)
     error_line = complaint(call("plan", "--proposal", dense.proposal, path, "-o", output))
-    assert error_line.startswith(f"{path}:3: {message}")
+    assert error_line.startswith(f"{path}: line 3: {message}")
     nothing_left(output)
 
 

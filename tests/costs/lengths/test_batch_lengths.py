@@ -24,10 +24,14 @@ def test_sequences_of_all_batches_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 3: is not JSON: "),
-        ('{"ids":[3]}', "line 3: is no batch, as the lines before. Repair the line"),
-        ('{"lengths":[3,0]}', r"line 3: lengths\[1\] must be an integer from 1 to 2147483647: 0"),
-        ('{"lengths":[true]}', r"line 3: lengths\[0\] must be an integer from 1 to .*: True"),
+        ("{", "line 3: is not a whole JSON object"),
+        ('{"ids":[3]}', "line 3: lengths: is missing"),
+        ('{"lengths":[3,0]}', r"line 3: lengths\[1\]: must be an integer ≥ 1: 0"),
+        (
+            '{"lengths":[2147483648]}',
+            r"line 3: lengths\[0\]: length 2147483648 is above the largest",
+        ),
+        ('{"lengths":[true]}', r"line 3: lengths\[0\]: must be an integer ≥ 1: true"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -40,7 +44,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
 def test_a_damaged_first_line_is_one_of_batches(tmp_path: Path) -> None:
     path = tmp_path / "batches.jsonl"
     path.write_text('{"step":0,"lengths":[3,\n')
-    with pytest.raises(LengthsError, match="line 1: is not JSON"):
+    with pytest.raises(LengthsError, match="line 1: is not a whole JSON object"):
         read_lengths(path)
 
 

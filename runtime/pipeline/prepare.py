@@ -131,7 +131,7 @@ def make_stage_preparer(
 
     def prepare(view: RankView) -> PreparedStep[PreparedWork]:
         check_runnable(view, model.config, model.blocks)
-        model.states.moves(view.placement)  # remembered for the step
+        model.states.make_syncs(view.placement)  # remembered for the step
         overlap = can_overlap_reduction(view.placement)
         pipelines = []
         local_tokens = sum(b.local_tokens for p in view.pipelines for b in p.micro_batches)

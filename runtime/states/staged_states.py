@@ -90,7 +90,7 @@ class StagedStates(UnitStates):
         self._held: dict[str, list[tuple[ParameterLayout, Tensor]]] = {}
         self._laid_out: Placement | None = None
         self._last_held = -1
-        self.moves = lru_cache(maxsize=PLACEMENTS)(self._moves)
+        self.make_syncs = lru_cache(maxsize=PLACEMENTS)(self._make_syncs)
 
     def _lay_out_units(
         self, units: Sequence[NamedUnit], layers: int, ranks: int, sharding: Sharding
@@ -139,26 +139,11 @@ class StagedStates(UnitStates):
 
         ``ValueError`` if a rank's pipelines need different shards.
         """
-        moves = self.moves(placement)
+        syncs = self.make_syncs(placement)
         if self._laid_out != placement:
-            shards = shards_of(placement)
-            shard = WHOLE if moves is None else shards.get(self._rank)
-            rail = self._choose_rail(shards)
-            syncs: list[ParameterSync] = []
-            for at, unit in enumerate(self.units):
-                of_unit = None if moves is None else moves[at]
-                if of_unit is None:
-                    self._lay_out(unit, WHOLE, unit.padded)
-                    syncs.append(collective_sync(self._group_of(unit), unit.layout))
-                else:
-                    held = () if shard is None else unit.layout.held_ranges(shard)
-                    self._lay_out(unit, shard, sum(part.numel for part in held))
-                    messages = MessageSync(self._peers, self._rank, of_unit)
-                    if rail is None or unit.name in self._experts:
-                        syncs.append(messages)
-                    else:
-                        syncs.append(RelayedSync(messages, rail))
-            self.syncs = syncs
+            for unit, (shard, elements, _) in zip(self.units, syncs, strict=True):
+                self._lay_out(unit, shard, elements)
+            self.syncs = [sync for _, _, sync in syncs]
             held_units = [at for at, unit in enumerate(self.units) if unit.parameters]
             self._last_held = max(held_units, default=-1)
             self._laid_out = placement
@@ -182,32 +167,37 @@ class StagedStates(UnitStates):
             return self._group
         return self._blocks.replicas
 
-    def _choose_rail(self, shards: Mapping[int, Shard]) -> dist.ProcessGroup | None:
-        """Return the rail if parameters take it in a step with these shards, else None."""
-        return self._rail if self._rail and saves_traffic(shards, self._per_node) else None
-
-    def _moves(self, placement: Placement) -> list[UnitMoves | None] | None:
-        """List the messages of a placement, None if all parameters are whole everywhere.
-
-        None of a unit that every rank holds.
-        """
+    def _make_syncs(self, placement: Placement) -> list[tuple[Shard | None, int, ParameterSync]]:
+        """List what this rank holds of each unit in a placement, its elements, and its sync."""
         shards = shards_of(placement)
-        if all_whole(shards):
-            return None
-        staged = any(shard.pp > 1 for shard in shards.values())
         moves: list[UnitMoves | None] = [None] * len(self.units)
-        shared = [at for at, unit in enumerate(self.units) if not unit.layout.everywhere]
-        layouts = [self.units[at].layout for at in shared]
-        if self._choose_rail(shards) is None:
-            of_shared = unit_moves(layouts, shards, self._rank)
-        else:
-            of_shared = relay_moves(layouts, shards, self._rank, self._per_node)
-        for at, of_unit in zip(shared, of_shared, strict=True):
-            moves[at] = of_unit
-        if staged:  # experts are on the stages of their layers only
-            for at, of_unit in self._expert_moves(shards):
+        rail = self._rail if self._rail and saves_traffic(shards, self._per_node) else None
+        if not all_whole(shards):
+            shared = [at for at, unit in enumerate(self.units) if not unit.layout.everywhere]
+            layouts = [self.units[at].layout for at in shared]
+            of_shared = (
+                unit_moves(layouts, shards, self._rank)
+                if rail is None
+                else relay_moves(layouts, shards, self._rank, self._per_node)
+            )
+            for at, of_unit in zip(shared, of_shared, strict=True):
                 moves[at] = of_unit
-        return moves
+            if any(shard.pp > 1 for shard in shards.values()):
+                for at, of_unit in self._expert_moves(shards):  # on the stages of their layers only
+                    moves[at] = of_unit
+        shard = shards.get(self._rank)
+        syncs: list[tuple[Shard | None, int, ParameterSync]] = []
+        for unit, of_unit in zip(self.units, moves, strict=True):
+            if of_unit is None:
+                collective = collective_sync(self._group_of(unit), unit.layout)
+                syncs.append((WHOLE, unit.padded, collective))
+                continue
+            held = () if shard is None else unit.layout.held_ranges(shard)
+            messages = MessageSync(self._peers, self._rank, of_unit)
+            relayed = rail is not None and unit.name not in self._experts
+            sync = RelayedSync(messages, rail) if rail and relayed else messages
+            syncs.append((shard, sum(part.numel for part in held), sync))
+        return syncs
 
     def _expert_moves(self, shards: Mapping[int, Shard]) -> Iterator[tuple[int, UnitMoves]]:
         """Yield the messages of units of experts, between the ranks that hold the same ones."""

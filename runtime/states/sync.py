@@ -224,19 +224,20 @@ class RelayedSync:
 
     def reduce_scatter(self, unit: Unit, *, add: bool = False) -> Finish:
         """Sum gradients at the node's relays, and then over the rail."""
-        started: list[tuple[Tensor, Finish]] = []
 
-        def start() -> None:
+        def start() -> Finish:
             sums = unit.reduced.new_empty(len(unit.reduced) * self._nodes)
-            started.append((sums, self._messages.start_reduce(unit.gradient, sums, 0)))
+            finish = self._messages.start_reduce(unit.gradient, sums, 0)
 
-        def end() -> None:
-            sums, finish = started.pop()
-            finish()
-            _start_reduce(unit, sums, self._rail, add=add)()
+            def end() -> None:
+                finish()
+                _start_reduce(unit, sums, self._rail, add=add)()
 
-        _run_apart(unit.device, start)
-        return _run_apart(unit.device, end) if unit.device.type == "cuda" else end
+            return end
+
+        if unit.device.type != "cuda":
+            return start()
+        return _run_apart(unit.device, lambda: start()())
 
 
 def _start_gather(unit: Unit, into: Tensor, group: dist.ProcessGroup) -> Finish:

@@ -57,7 +57,9 @@ def scheme_problem(
             )
     if problem := expert_problem(expert_parallel, shape):
         return problem
-    for name, size in (("tp", scheme.tp), ("tp·ulysses", split)) if gpus_per_node else ():
+    if gpus_per_node is None:
+        return None
+    for name, size in (("tp", scheme.tp), ("tp·ulysses", split)):
         if gpus_per_node % size and size % gpus_per_node:
             return (
                 f"{name} = {size} neither divides nor is a multiple of {gpus_per_node} GPUs a node"

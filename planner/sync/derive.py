@@ -14,9 +14,10 @@ smallest moves most:
     + units · latency + messages · (what a further rank of a collective adds)
 
 as the messages of a unit start together. Over several nodes, a rank that holds more of the model
-than an even part of its node's relays it (``plans.views.relays``): first each rank gathers such a
-part of all units from the ranks of its place on other nodes, as a ring does, and then sends
-messages within the node. One follows the other.
+than an even part of its node's relays it (``plans.views.relays``): each rank gathers such a part of
+every unit from the ranks of its place on other nodes, as a ring does, and then sends messages
+within the node, while the next unit's part comes. The longer of both counts, and of the shorter one
+the largest unit, next to which nothing else may travel.
 
 Profiles of published latencies are of Hydraulis (arXiv 2412.07894), whose Table 1 has two totals of
 LLaMA-32B on 64 A800: 1,110 ms between equal replicas, which were 4×tp16 (Table 3), and 1,710 ms
@@ -138,7 +139,7 @@ class ParameterTraffic:
         return held.units * (one + 2 * rank_latency_ms(cluster, group))
 
     def _relays_ms(self, layout: Layout) -> float:
-        """Time relays: even parts of all units between nodes, then messages in the node (ms).
+        """Time relays: even parts of all units between nodes, next to messages in the node (ms).
 
         Experts that are split take neither, but travel between the ranks with the same ones.
         """
@@ -146,9 +147,14 @@ class ParameterTraffic:
         whole, *_ = _list_held(self.shape, WHOLE, self.expert_parallel)
         of_rail = whole._replace(parameters=whole.parameters / near)
         shared, *experts = _list_held(self.shape, layout, self.expert_parallel)
+        between = self._rings_ms(of_rail, Group(self.gpus // near, near))
+        within = replace(self, gpus=near)._messages_ms(layout, [shared])
+        embedding = (self.shape.vocab or 0) * self.shape.hidden
+        of_layers = whole.parameters - embedding * (whole.units - self.shape.layers)
+        largest = max(embedding, of_layers / self.shape.layers) / whole.parameters
         return (
-            self._rings_ms(of_rail, Group(self.gpus // near, near))
-            + replace(self, gpus=near)._messages_ms(layout, [shared])
+            max(between, within)
+            + min(between, within) * largest
             + sum(
                 self._rings_ms(part, Group(max(1, self.gpus // part.parts), part.parts))
                 for part in experts

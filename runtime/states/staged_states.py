@@ -21,11 +21,18 @@ from seqplan.plans.views.resharding import (
     unit_moves,
 )
 from seqplan.plans.views.unit_layout import UnitLayout
+from seqplan.runtime.dtypes import accumulation_dtype
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.experts.blocks import ExpertBlocks
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.replicas import check_equal_tensors
-from seqplan.runtime.states.sync import MessageSync, ParameterSync, RelayedSync, collective_sync
+from seqplan.runtime.states.sync import (
+    MessageSync,
+    ParameterSync,
+    Rail,
+    RelayedSync,
+    collective_sync,
+)
 from seqplan.runtime.states.unit import Unit, flatten_to_storage
 from seqplan.runtime.states.unit_states import UnitStates
 
@@ -72,9 +79,6 @@ class StagedStates(UnitStates):
         check_equal_tensors(trained, group, device)
         self._rank = dist.get_rank(group)
         self._peers = Peers(group, "syncing parameters or gradients")
-        self._rail = rail if sharding == "flat" else None
-        nodes = 1 if rail is None else dist.get_world_size(rail)
-        self._per_node = dist.get_world_size(group) // nodes
         self.dtype, self._experts, self._blocks = dtype, frozenset(experts), blocks
         self._shapes = {
             layout.name: values[layout.name].shape
@@ -84,6 +88,11 @@ class StagedStates(UnitStates):
         }
         laid_out = self._lay_out_units(units, layers, dist.get_world_size(group), sharding)
         super().__init__([self._make_unit(layout, device) for layout in laid_out], group)
+        self._rail: Rail | None = None
+        if rail is not None and sharding == "flat":
+            rooms = [len(u.master) for u in self.units if u.name not in self._experts]
+            exact = accumulation_dtype(dtype)
+            self._rail = Rail(rail, max(rooms) * dist.get_world_size(rail), exact)
         for unit in () if without_values else self.units:
             self._take_values(unit, values)
         self._by_name = {unit.name: at for at, unit in enumerate(self.units)}
@@ -170,30 +179,31 @@ class StagedStates(UnitStates):
     def _make_syncs(self, placement: Placement) -> list[tuple[Shard | None, int, ParameterSync]]:
         """List what this rank holds of each unit in a placement, its elements, and its sync."""
         shards = shards_of(placement)
-        moves: list[UnitMoves | None] = [None] * len(self.units)
-        rail = self._rail if self._rail and saves_traffic(shards, self._per_node) else None
+        moves: dict[int, UnitMoves] = {}  # of the others, every rank holds all
+        rail, per_node = self._rail, 1
+        if rail is not None:
+            per_node = dist.get_world_size(self._group) // rail.nodes
+            rail = rail if saves_traffic(shards, per_node) else None
         if not all_whole(shards):
             shared = [at for at, unit in enumerate(self.units) if not unit.layout.everywhere]
             layouts = [self.units[at].layout for at in shared]
             of_shared = (
                 unit_moves(layouts, shards, self._rank)
                 if rail is None
-                else relay_moves(layouts, shards, self._rank, self._per_node)
+                else relay_moves(layouts, shards, self._rank, per_node)
             )
-            for at, of_unit in zip(shared, of_shared, strict=True):
-                moves[at] = of_unit
+            moves |= zip(shared, of_shared, strict=True)
             if any(shard.pp > 1 for shard in shards.values()):
-                for at, of_unit in self._expert_moves(shards):  # on the stages of their layers only
-                    moves[at] = of_unit
+                moves |= self._expert_moves(shards)  # on the stages of their layers only
         shard = shards.get(self._rank)
         syncs: list[tuple[Shard | None, int, ParameterSync]] = []
-        for unit, of_unit in zip(self.units, moves, strict=True):
-            if of_unit is None:
+        for at, unit in enumerate(self.units):
+            if at not in moves:
                 collective = collective_sync(self._group_of(unit), unit.layout)
                 syncs.append((WHOLE, unit.padded, collective))
                 continue
             held = () if shard is None else unit.layout.held_ranges(shard)
-            messages = MessageSync(self._peers, self._rank, of_unit)
+            messages = MessageSync(self._peers, self._rank, moves[at])
             relayed = rail is not None and unit.name not in self._experts
             sync = RelayedSync(messages, rail) if rail and relayed else messages
             syncs.append((shard, sum(part.numel for part in held), sync))

@@ -27,6 +27,9 @@ from seqplan.runtime.states.unit import Unit, concatenate_flat
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+_BETWEEN, _WITHIN = "between nodes", "within the node"
+"""CUDA streams of relays."""
+
 Finish = Callable[[], None]
 """Waits for the started transfers and stores their results."""
 
@@ -200,44 +203,108 @@ class MessageSync:
         return finish
 
 
+class Rail:
+    """The ranks of this one's place in their nodes, over which it relays units.
+
+    ``elements``: of the largest unit in all its ranks' slices, in ``dtype``. On CUDA units pass
+    through two buffers of that size, so that one travels between nodes while the one before is
+    distributed within the node; each waits for the one before the last.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, elements: int, dtype: torch.dtype) -> None:
+        self.group = group
+        self.nodes = dist.get_world_size(group)
+        self._size = elements * dtype.itemsize
+        self._buffers: list[tuple[Tensor, torch.cuda.Event | None]] = []
+
+    def relay(
+        self,
+        elements: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *steps: tuple[str, Callable[[Tensor], None]],
+    ) -> Finish:
+        """Run steps on a buffer, each on the CUDA stream of its name, and the host waits for none.
+
+        The returned function lets the current stream wait for them.
+        """
+        if not self._buffers:
+            self._buffers = [
+                (torch.empty(self._size, dtype=torch.uint8, device=device), None) for _ in range(2)
+            ]
+        buffer, done = self._buffers.pop(0)
+        for name, step in steps:
+            stream = copy_stream(device, name)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            if done is not None:
+                stream.wait_event(done)
+            with torch.cuda.stream(stream):
+                step(buffer[: elements * dtype.itemsize].view(dtype))
+            done = stream.record_event()
+        self._buffers.append((buffer, done))
+
+        def finish() -> None:
+            if done is not None:
+                torch.cuda.current_stream(device).wait_event(done)
+
+        return finish
+
+
 class RelayedSync:
     """Syncs a unit over the rail of this rank and by messages within its node.
 
-    One after the other; on CUDA next to the device's other work, and the host waits for none. Else
-    a rank waits for parameters at once, and for gradients in the end: within its backward, others
-    may wait for it.
+    On CUDA next to the device's other work (``Rail.relay``). Else a rank waits for parameters at
+    once, and for gradients in the end: within its backward, others may wait for it.
     """
 
-    def __init__(self, messages: MessageSync, rail: dist.ProcessGroup) -> None:
+    def __init__(self, messages: MessageSync, rail: Rail) -> None:
         self._messages, self._rail = messages, rail
-        self._nodes = dist.get_world_size(rail)
 
     def all_gather(self, unit: Unit) -> Finish:
         """Gather the rail's masters, and then the held parts of them."""
 
-        def run() -> None:
-            relayed = unit.flat.new_empty(len(unit.master) * self._nodes)
-            _start_gather(unit, relayed, self._rail)()
+        def gather(relayed: Tensor) -> None:
+            _start_gather(unit, relayed, self._rail.group)()
+
+        def distribute(relayed: Tensor) -> None:
             self._messages.start_gather(relayed, 0, unit.flat)()
 
-        return _run_apart(unit.device, run)
+        elements = len(unit.master) * self._rail.nodes
+        if unit.device.type == "cuda":
+            return self._rail.relay(
+                elements, unit.dtype, unit.device, (_BETWEEN, gather), (_WITHIN, distribute)
+            )
+        relayed = unit.flat.new_empty(elements)
+        gather(relayed)
+        distribute(relayed)
+        return lambda: None
 
     def reduce_scatter(self, unit: Unit, *, add: bool = False) -> Finish:
         """Sum gradients at the node's relays, and then over the rail."""
 
-        def start() -> Finish:
-            sums = unit.reduced.new_empty(len(unit.reduced) * self._nodes)
-            finish = self._messages.start_reduce(unit.gradient, sums, 0)
+        def start_sum(sums: Tensor) -> Finish:
+            return self._messages.start_reduce(unit.gradient, sums, 0)
 
-            def end() -> None:
-                finish()
-                _start_reduce(unit, sums, self._rail, add=add)()
+        def reduce(sums: Tensor) -> None:
+            _start_reduce(unit, sums, self._rail.group, add=add)()
 
-            return end
+        elements = len(unit.reduced) * self._rail.nodes
+        if unit.device.type == "cuda":
+            return self._rail.relay(
+                elements,
+                unit.exact,
+                unit.device,
+                (_WITHIN, lambda sums: start_sum(sums)()),
+                (_BETWEEN, reduce),
+            )
+        sums = unit.reduced.new_empty(elements)
+        finish = start_sum(sums)
 
-        if unit.device.type != "cuda":
-            return start()
-        return _run_apart(unit.device, lambda: start()())
+        def end() -> None:
+            finish()
+            reduce(sums)
+
+        return end
 
 
 def _start_gather(unit: Unit, into: Tensor, group: dist.ProcessGroup) -> Finish:
@@ -265,19 +332,6 @@ def _start_reduce(unit: Unit, gradient: Tensor, group: dist.ProcessGroup, *, add
             unit.reduced.add_(into)
 
     return finish
-
-
-def _run_apart(device: torch.device, run: Callable[[], None]) -> Finish:
-    """Run what communicates; on CUDA on a stream that the returned function waits for."""
-    if device.type != "cuda":
-        run()
-        return lambda: None
-    stream = copy_stream(device, "relays")
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        run()
-    done = stream.record_event()
-    return lambda: torch.cuda.current_stream(device).wait_event(done)
 
 
 def _elements(pieces: Pieces) -> int:

@@ -71,12 +71,11 @@ class FakeCuda(TorchDispatchMode):
         self.recording, self._memory = recording, memory
         self.fake = ThreadedFakeMode(allow_non_fake_inputs=True)
         self._storages: set[int] = set()
-        self._written: dict[int, tuple[int, int]] = {}
 
     def share(self) -> FakeCuda:
         """Return the same device for another thread, whose mode it is."""
         other = FakeCuda(self.recording, self._memory)
-        other.fake, other._storages, other._written = self.fake, self._storages, self._written
+        other.fake, other._storages = self.fake, self._storages
         return other
 
     def __torch_dispatch__(
@@ -89,8 +88,6 @@ class FakeCuda(TorchDispatchMode):
         if not to_device and not taken:
             return self._run_on_host(function, args, named)
         space, name = function._schema.name.split("::")
-        if name not in NO_KERNEL and not function.is_view:
-            self._check_order(taken)
         if space == "c10d":
             return None
         if name == "_local_scalar_dense":
@@ -112,7 +109,7 @@ class FakeCuda(TorchDispatchMode):
             self.recording.launches[name] += KERNELS.get(name, 1)
         self._account(out)
         if name not in NO_KERNEL and not function.is_view:
-            self._write([*tree_leaves(out), *(args[:1] if name.endswith("_") else ())])
+            self._use(taken, [*tree_leaves(out), *(args[:1] if name.endswith("_") else ())])
         return out
 
     def _run_on_host(self, function: Any, args: Any, named: dict[str, Any]) -> Any:
@@ -122,19 +119,8 @@ class FakeCuda(TorchDispatchMode):
             out.__dict__["pinned"] = True
         return out
 
-    def _check_order(self, tensors: Sequence[Tensor]) -> None:
-        """Count uses of a storage that another stream may still write."""
-        stream = FakeStream.current()
-        for tensor in tensors:
-            work = self._written.get(tensor.untyped_storage()._cdata)
-            if work is not None and not stream.has_seen(work):
-                self.recording.fault("used before another stream has written it")
-
-    def _write(self, tensors: Sequence[Any]) -> None:
-        work = FakeStream.current().advance()
-        for tensor in tensors:
-            if is_fake(tensor):
-                self._written[tensor.untyped_storage()._cdata] = work
+    def _use(self, read: Sequence[Tensor], written: Sequence[Any]) -> None:
+        self.recording.use(read, filter(is_fake, written))
 
     def _copy(self, name: str, args: Any, named: dict[str, Any], to_device: bool) -> Any:
         """Copy between host and device; None for any other operation."""
@@ -150,13 +136,13 @@ class FakeCuda(TorchDispatchMode):
                 )
             remember_value(out, first)
             self._account(out)
-            self._write([out])
+            self._use([], [out])
             return out
         if name == "copy_" and is_fake(first) and not is_fake(args[1]):
             non_blocking = (len(args) > 2 and args[2]) or named.get("non_blocking")
             self._record_copy(args[1], non_blocking)
             remember_value(first, args[1])
-            self._write([first])
+            self._use([], [first])
             return first
         if name == "copy_" and not is_fake(first):
             waits = not ((len(args) > 2 and args[2]) or named.get("non_blocking"))
@@ -194,7 +180,7 @@ class FakeCuda(TorchDispatchMode):
     def _forget(self, key: int, blocks: int) -> None:
         if key in self._storages:
             self._storages.discard(key)
-            self._written.pop(key, None)
+            self.recording.order.forget(key)
             self.recording.free(blocks)
 
 

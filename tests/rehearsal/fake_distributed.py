@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fake_device import is_fake
+from fake_streams import FakeEvent, FakeStream
 from recording import Recording, find_line
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -21,6 +23,7 @@ class FakeGroup:
         self.name, self.members, self.backend = name, members, backend
         self.bound_device_id: torch.device | None = None
         self._rank = members.index(rank) if rank in members else -1
+        self.stream = FakeStream()
 
     def size(self) -> int:
         return len(self.members)
@@ -30,9 +33,13 @@ class FakeGroup:
 
 
 class FakeWork:
-    """A communication that is complete."""
+    """A communication, whose end a stream waits for."""
+
+    def __init__(self, end: FakeEvent) -> None:
+        self._end = end
 
     def wait(self, timeout: Any = None) -> bool:
+        FakeStream.current().wait_event(self._end)
         return True
 
     def is_completed(self) -> bool:
@@ -132,7 +139,9 @@ class FakeDistributed:
             self._log(kind, group, picked)
             if kind.startswith("all_gather"):
                 _gather_own(picked)
-            return FakeWork() if async_op else None
+            *outs, one = picked
+            work = self._run(group, [one], outs or [one])
+            return work if async_op else work.wait() and None
 
         return call
 
@@ -174,13 +183,25 @@ class FakeDistributed:
         ]
         self._recording.events.append(("p2p", self._of(group), tuple(events), find_line()))
         self._recording.launches["nccl"] += 1
+        self._run(group, [source], [out]).wait()
 
     def _transfer(self, transfers: Sequence[tuple[str, Tensor, int]], group: Any) -> FakeWork:
         self._check([tensor for _, tensor, _ in transfers], group)
         sizes = tuple((kind, tensor.nbytes, peer) for kind, tensor, peer in transfers)
         self._recording.events.append(("p2p", self._of(group), sizes, find_line()))
         self._recording.launches["nccl"] += 1
-        return FakeWork()
+        sent, received = (
+            [tensor for kind, tensor, _ in transfers if kind == of] for of in ("send", "recv")
+        )
+        return self._run(group, sent, received)
+
+    def _run(self, group: Any, read: Sequence[Tensor], written: Sequence[Tensor]) -> FakeWork:
+        """Run a communication on its group's stream, after the current one."""
+        stream = self._of(group).stream
+        stream.wait_stream(FakeStream.current())
+        with stream:
+            self._recording.use(filter(is_fake, read), filter(is_fake, written))
+        return FakeWork(stream.record_event())
 
     def _log(self, kind: str, group: Any, tensors: Sequence[Tensor]) -> None:
         self._check(tensors, group)

@@ -1,13 +1,13 @@
 """Streams on which nothing runs, and the order of the work that they got.
 
 Every stream has a clock, and an event the clocks that its stream had seen: as far as others may
-take a storage that was written on it.
+take a storage that was written on it, and write one that was read on it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -99,3 +99,36 @@ class FakeStream:
 
 
 FakeStream.stack = [FakeStream()]
+
+
+class StorageOrder:
+    """Which work has written each storage, and which has read it since."""
+
+    def __init__(self) -> None:
+        self._written: dict[int, tuple[int, int]] = {}
+        self._read: dict[int, dict[int, int]] = {}
+
+    def find_fault(
+        self, read: Iterable[torch.Tensor], written: Iterable[torch.Tensor]
+    ) -> str | None:
+        """Submit work to the current stream; describe a storage that it takes too early."""
+        stream = FakeStream.current()
+        number, clock = work = stream.advance()
+        fault = None
+        for tensor in read:
+            storage = tensor.untyped_storage()._cdata
+            before = self._written.get(storage)
+            if before is not None and not stream.has_seen(before):
+                fault = "used before another stream has written it"
+            self._read.setdefault(storage, {})[number] = clock
+        for tensor in written:
+            storage = tensor.untyped_storage()._cdata
+            if not all(map(stream.has_seen, self._read.pop(storage, {}).items())):
+                fault = "written before another stream has read it"
+            self._written[storage] = work
+        return fault
+
+    def forget(self, storage: int) -> None:
+        """Forget a storage that is gone."""
+        self._written.pop(storage, None)
+        self._read.pop(storage, None)

@@ -17,6 +17,7 @@ from seqplan.runtime.models import llama
 from seqplan.runtime.sequence_parallel.kernels import flash
 from seqplan.runtime.sequence_parallel.peers import Peers, Transfer
 from seqplan.runtime.sources import iterate_steps
+from seqplan.runtime.states.sync import Rail
 from seqplan.runtime.states.unit import Unit
 from seqplan.runtime.tensor_parallel import groups
 from seqplan.runtime.tensor_parallel.process_groups import NewGroups
@@ -53,6 +54,17 @@ def copy_each_array() -> None:
 def compute_before_the_copy() -> None:
     """Let no stream wait for a step's copy."""
     PackedCopy.wait = lambda self: None  # type: ignore[method-assign]
+
+
+def relay_through_a_buffer_in_use() -> None:
+    """Let a unit not wait for the one before in its buffer."""
+    relay = Rail.relay
+
+    def relay_at_once(self: Rail, *args: Any) -> Any:
+        self._buffers = [(buffer, None) for buffer, _ in self._buffers]
+        return relay(self, *args)
+
+    Rail.relay = relay_at_once  # type: ignore[method-assign]
 
 
 def wait_in_preparation() -> None:
@@ -208,6 +220,7 @@ MUTATIONS: dict[str, Callable[[], None]] = {
     "pageable": copy_from_pageable_memory,
     "copies": copy_each_array,
     "stream": compute_before_the_copy,
+    "relays": relay_through_a_buffer_in_use,
     "preparation": wait_in_preparation,
     "host": send_from_the_host,
     "transposed": send_transposed,

@@ -2,8 +2,12 @@
 
 import traceback
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from fake_streams import StorageOrder
+from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = tuple(f"{ROOT}/{name}/" for name in ("runtime", "plans", "profiler", "examples"))
@@ -31,6 +35,7 @@ class Recording:
     copies: Counter[tuple[str, str]] = field(default_factory=Counter)
     faults: Counter[tuple[str, str]] = field(default_factory=Counter)
     events: list[tuple[object, ...]] = field(default_factory=list)
+    order: StorageOrder = field(default_factory=StorageOrder)
     bytes_now: int = 0
     bytes_peak: int = 0
 
@@ -52,6 +57,11 @@ class Recording:
     def fault(self, kind: str) -> None:
         """Count what a device or NCCL would reject."""
         self.faults[kind, find_line()] += 1
+
+    def use(self, read: Iterable[Tensor], written: Iterable[Tensor]) -> None:
+        """Count a use of storages that another stream still reads or writes."""
+        if fault := self.order.find_fault(read, written):
+            self.fault(fault)
 
     def allocate(self, size: int) -> int:
         """Count a storage; returns its bytes in blocks, for ``free``."""

@@ -1,6 +1,6 @@
 """The CUDA path on a machine without a GPU: host waits, copies, launches, bytes, NCCL's rules.
 
-Values, times and races between streams are not rehearsed. Run by ``./run rehearse`` alone.
+Values and times are not rehearsed. Run by ``./run rehearse`` alone.
 """
 
 import json
@@ -265,6 +265,7 @@ def test_counts_of_steps_are_where_the_optimizer_needs_them(
         ("pageable", "module u1"),
         ("copies", "module u1"),
         ("stream", "module u1"),
+        ("relays", "staged over nodes"),
         ("preparation", "module u1"),
         ("host", "module r8"),
         ("transposed", "module r8"),
@@ -291,6 +292,7 @@ def test_planted_errors_are_found(libraries: Path, mutation: str, case: str) -> 
         "pageable": lambda: find_pageable(result),
         "copies": lambda: sum(result["prepare"]["copies"].values()) > 1,
         "stream": lambda: result["faults"],
+        "relays": lambda: result["faults"],
         "preparation": lambda: find_waits(result),
         "host": lambda: result["faults"],
         "transposed": lambda: result["faults"],

@@ -102,8 +102,8 @@ def summary_lines(rows: Sequence[StepRow], truncated: int) -> list[str]:
     regrouped = [p for p in plans if p.regroups and p.pipelines[0].micro_step is None]
     if regrouped:
         lines.append(
-            f"  ranks regroup within {count_of(len(regrouped), 'step')} (see explain), whose "
-            "groups of before and after are all listed"
+            f"  within {count_of(len(regrouped), 'step')} ranks change groups; a strategy lists "
+            "all groups of its step (see explain)"
         )
     if truncated:
         lines.append(f"{count_of(truncated, 'sequence')} of the data set truncated")

@@ -294,7 +294,8 @@ class PlanConsumer(Generic[Prepared]):
         while True:
             start = time.monotonic()
             try:
-                view = self._source.view(number, self._rank, self._timeout_s)
+                # Half of the time, so that the cause is known when all of it is over.
+                view = self._source.view(number, self._rank, self._timeout_s / 2)
             except PlanTimeout as late:
                 # Time counts from the request of the step, which ``__next__`` sees to; so far
                 # ahead of it a plan may well be missing.

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.branch_bound import branch_bound_ms
 from seqplan import Batch, Strategy
 from seqplan.planner.bounds.certificate import CERTIFY_GAP, certify
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms
@@ -33,20 +32,17 @@ MOST_ROWS = 200_000
 """Strategies that are listed at most; beyond that nothing more is proven."""
 
 
-def each_strategy_bound_ms(
-    families: Families, batch: Batch, reached_ms: float, *, branch: bool = False
-) -> float:
+def each_strategy_bound_ms(families: Families, batch: Batch, reached_ms: float) -> float:
     """Prove a bound on step and sync over all strategies of whole pipelines (ms).
 
     Never above ``reached_ms``, a time with sync that one reaches. 0 if there are more than
-    ``MOST_ROWS`` strategies that prices alone do not refute. ``branch``: strategies that these do
-    not refute are bounded by ``branch_bound_ms``, which takes seconds each.
+    ``MOST_ROWS`` strategies that prices alone do not refute.
     """
     least = reached_ms
     for family in sorted(families.members, key=lambda member: member.quick_bound_ms(batch)):
         if family.quick_bound_ms(batch) >= least:
             break
-        every = _EachStrategy(family.relaxation.classes, batch, families.whole.gpus, branch)
+        every = _EachStrategy(family.relaxation.classes, batch, families.whole.gpus)
         schemes = family.relaxation.schemes
         time_ms = least - family.sync_ms
         rows = every.list_rows(time_ms)
@@ -68,11 +64,8 @@ def each_strategy_bound_ms(
 class _EachStrategy:
     """Strategies of whole pipelines of some classes on a number of GPUs, for one batch."""
 
-    def __init__(
-        self, classes: Sequence[PipelineClass], batch: Batch, gpus: int, branch: bool
-    ) -> None:
+    def __init__(self, classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> None:
         self._classes, self._batch, self._gpus = classes, batch, gpus
-        self._branch = branch
         self._sizes = np.array([k.gpus for k in classes], dtype=np.int64)
 
     def list_rows(self, time_ms: float) -> Counts | None:
@@ -124,10 +117,7 @@ class _EachStrategy:
         cheap_ms = cheap_bound_ms(fleet.classes, self._batch)
         if cheap_ms >= time_ms:
             return time_ms
-        relaxed_ms = max(cheap_ms, certify(fleet, self._batch, time_ms))
-        if relaxed_ms >= time_ms or not self._branch:
-            return min(relaxed_ms, time_ms)
-        return max(relaxed_ms, branch_bound_ms(fleet, self._batch, time_ms))
+        return min(max(cheap_ms, certify(fleet, self._batch, time_ms)), time_ms)
 
     def drop_refuted(
         self, rows: Counts, fleet: Fleet, places: Sequence[int], time_ms: float

@@ -151,11 +151,6 @@ def _compare(setting: Setting, lengths: Lengths) -> Cells:
     static_ms, one, goals = static[best_static], planned[best_plans], setting.goals
     of_best = profile.keep_modes({best_plans})
     bound_ms = case.bound(profile, modes)
-    if any(
-        goal is not None and of_one / modes.mean_ms < goal <= of_one / bound_ms
-        for goal, of_one in ((goals.static, static_ms), (goals.one, one.mean_ms))
-    ):
-        bound_ms = case.bound(profile, modes, branch=True)
     one_bound_ms, uniform_bound_ms = case.bound(of_best, one), case.bound_static(profile)
     one_ms, modes_ms = one.proposal_ms, modes.proposal_ms
     for _ in range(REPEATS - 1):
@@ -236,7 +231,7 @@ class _Case:
             means.append(fmean(bounds) + sync.of_strategy_ms(strategy))
         return min(means)
 
-    def bound(self, profile: Profile, planned: _Planned, *, branch: bool = False) -> float:
+    def bound(self, profile: Profile, planned: _Planned) -> float:
         """Bound the mean iteration of whole pipelines, and of groups that regroup (ms)."""
         gpus, models = self.workload.gpus, self.workload.models(profile)
         sync = choose_sync(profile, gpus)
@@ -245,7 +240,7 @@ class _Case:
         return fmean(
             min(
                 [
-                    each_strategy_bound_ms(families, batch, time_ms, branch=branch),
+                    each_strategy_bound_ms(families, batch, time_ms),
                     *(layout.bound_ms(batch, gpus) for layout in regrouping),
                 ]
             )

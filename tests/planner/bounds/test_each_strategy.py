@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from instances import ClusterCase, clusters
 from oracles.exhaustive import any_strategy_optimum
 
-from benchmarks import branch_bound, each_strategy
+from benchmarks import each_strategy
 from benchmarks.each_strategy import each_strategy_bound_ms
 from seqplan import Batch, Planner, find_profile
 from seqplan.planner.bounds.all_strategies import all_strategies_bound_ms, weigh_time
@@ -18,18 +18,13 @@ from seqplan.planner.sync.times import NO_SYNC
 SLACK = 1 + 1e-9
 
 
-@pytest.fixture(autouse=True)
-def bound_few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branch_bound, "MOST_BOUNDS", 4)
-
-
 def bound_and_optimum(case: ClusterCase) -> tuple[float, float]:
     models, batch, gpus = case
     families = Families(models, gpus, NO_SYNC)
     optimum = any_strategy_optimum(families.whole.classes, batch, gpus, least=True)
     if not np.isfinite(optimum):
         return 0.0, optimum
-    return each_strategy_bound_ms(families, batch, optimum * 1.2, branch=True), optimum
+    return each_strategy_bound_ms(families, batch, optimum * 1.2), optimum
 
 
 @settings(max_examples=53)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from seqplan.plans.format.fields import FieldReader, shown
 from seqplan.plans.load import PhaseLoad
@@ -43,7 +43,7 @@ _COUNTED = _SCHEME | {"count"}
 class PlanReader(FieldReader):
     """Reads plans, and what rank views share with them."""
 
-    error = PlanError
+    error: ClassVar[type[ValueError]] = PlanError
     format = "the plan format"
 
     def __init__(self, origin: str, strict: bool) -> None:

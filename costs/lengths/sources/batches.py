@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,4 +64,4 @@ def read_batch_lengths(path: Path, out: Collector) -> None:
     out.note("lengths of batches, one for each sequence of a step")
     for reader, batch in iterate_batches(path, strict=False):
         lengths = reader.integers(batch, "lengths", "", 1)
-        out.add(lengths, lambda at, origin=reader.origin: f"{origin}: lengths[{at}]")
+        out.add(lengths, partial("{}: lengths[{}]".format, reader.origin))

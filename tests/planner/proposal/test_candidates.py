@@ -43,10 +43,10 @@ def test_a_strategy_takes_as_long_whatever_is_proposed_next_to_it() -> None:
     lengths[::150] = 58_000
     whole = find_profile("qwen3-8b-h100-80gb")
     times = []
-    for profile in (whole, whole.restrict(layout=(1, 1))):
+    for profile in (whole, whole.restrict(layout=(2, 1))):
         proposal = make_proposal(profile, Workload(32, 65_536, 100_000), lengths)
         assert proposal.layouts is not None
-        assert proposal.layouts.chosen == "tp1"
+        assert proposal.layouts.chosen == "tp2"
         assert all(row.expected_ms < 2 * proposal.expected_ms for row in proposal.layouts.rows)
         of_strategies = {str(of.strategy): of.expected_ms for of in proposal.candidates}
         of_all = {"all": proposal.expected_ms, "static": proposal.layouts.static_ms}

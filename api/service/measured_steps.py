@@ -14,7 +14,7 @@ from seqplan.costs.fit.latency_fit import Observed
 from seqplan.costs.fit.measurements import Measurable, measurable
 from seqplan.costs.fit.refit import RefittedProfile, SchemeTimes, refit_profile
 from seqplan.costs.profile import Profile
-from seqplan.planner.balance.slow_ranks import CHANGE, list_usual_ms
+from seqplan.planner.balance.slow_ranks import CHANGE, find_usual, list_usual_ms
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
 
@@ -99,11 +99,11 @@ def _list_ratios(steps: Sequence[MeasuredStep]) -> NDArray[np.float64]:
 
 
 def _list_factors(steps: Sequence[MeasuredStep]) -> list[float]:
-    """Return each rank's time over that of the median rank, at least 1."""
+    """Return each rank's time over the usual one, at least 1."""
     if not steps:
         return []
     ratios = _list_ratios(steps)
-    factors = ratios / np.nanmedian(ratios)
+    factors = ratios / find_usual(ratios)
     return [float(factor) if factor > 1 + CHANGE else 1.0 for factor in factors]
 
 

@@ -26,8 +26,8 @@ class SlowRanks:
     """Finds the factors of ``slowdown`` from the times that ranks compute, step by step.
 
     A rank's factor is the median, over two windows of ``WINDOW`` steps, of its measured time over
-    its predicted one, compared with that of all ranks; it changes only if both windows differ from
-    it by more than ``CHANGE`` in the same direction. Times are to be of computing, without waits:
+    its predicted one, divided by that of the median rank (``find_usual``); it changes only if both
+    windows differ from it by more than ``CHANGE`` in the same direction. Times are to be of computing, without waits:
     ranks that wait for each other all look equally slow (``waits_included``). Same times, same
     factors.
     """
@@ -111,14 +111,22 @@ def list_usual_ms(plan: Plan) -> Floats:
     return busy_ms
 
 
+def find_usual(ratios: Floats) -> float:
+    """Return the ratio of ranks of the usual speed: the median, of two in the middle the faster.
+
+    With two groups of which one is slow that is the other. NaN: of a rank without times.
+    """
+    return float(np.nanquantile(ratios, 0.5, method="lower"))
+
+
 def _medians(window: Floats) -> Floats:
-    """Return the median of each rank; 1, the usual speed, without times."""
-    medians: Floats = np.ones(window.shape[1])
+    """Return the median of each rank over the usual one; 1 without times."""
+    medians: Floats = np.full(window.shape[1], np.nan)
     for rank in range(window.shape[1]):
         seen = window[np.isfinite(window[:, rank]), rank]
         if len(seen):
             medians[rank] = np.median(seen)
-    return medians
+    return np.where(np.isfinite(medians), medians / find_usual(medians), 1.0)
 
 
 def _spread(times: Floats) -> float:

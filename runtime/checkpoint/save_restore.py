@@ -73,9 +73,10 @@ def save(
     """Write a checkpoint into ``folder``, which all ranks share; returns its path.
 
     Every rank calls it between two steps, with the same cursor. The newest ``keep`` checkpoints
-    remain. ``extra``: what else to keep of this rank, of tensors, numbers, texts, lists and
+    remain; one of a later step, which a restart would go on from in place of this one, is an error.
+    ``extra``: what else to keep of this rank, of tensors, numbers, texts, lists and
     mappings; every rank gives some or none. ``CheckpointError``, on every rank, if any cannot
-    write or another job writes into the folder; earlier checkpoints remain. ``ValueError`` if the
+    write or another job writes into the folder; the checkpoints there remain. ``ValueError`` if the
     optimizer lacks what a rank owns, or keeps what cannot be stored; ``group`` is any CPU group.
     """
     entries, error_message = {}, None
@@ -96,6 +97,7 @@ def save(
         if first:
             root.mkdir(parents=True, exist_ok=True)
             lock_folder(root)
+            _check_latest(root, cursor.next_step)
             shutil.rmtree(partial, ignore_errors=True)
 
     def write_states() -> None:
@@ -217,6 +219,17 @@ def _restore_one(
     for part in wanted:
         stored.fill(part, states, optimizer, buffers)
     return cursor
+
+
+def _check_latest(root: Path, step: int) -> None:
+    """``OSError`` if the folder has a checkpoint of a later step than ``step``."""
+    for later, path in _complete(root):
+        if later > step:
+            raise FileExistsError(
+                errno.EEXIST,
+                f"there is {path.name}, which a restart would go on from: another run's, or a "
+                "damaged one. Resume from it, name another folder, or move it away",
+            )
 
 
 def _read_cursor(path: Path, rank: int) -> tuple[Cursor, frozenset[str], str]:

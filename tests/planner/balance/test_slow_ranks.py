@@ -34,9 +34,17 @@ def test_a_slow_rank_is_found_within_64_steps(factor: float, seed: int) -> None:
     assert [f for rank, f in enumerate(found[63]) if rank != 5] == [1.0] * 15
 
 
-def test_there_is_no_false_alarm_in_10_000_steps() -> None:
-    _, found = run([1.0] * 8, 10_000, seed=0)
-    assert set(found) == {(1.0,) * 8}
+@pytest.mark.parametrize("true", [[1.0, 1.4], [1.0, 1.4] * 4, [1.0, 1.19, 1.1, 1.0], [1.0, 3.0]])
+def test_half_of_all_ranks_may_be_slow(true: list[float]) -> None:
+    """As with two groups of which one has a slow rank."""
+    _, found = run(true, 64, seed=1)
+    assert found[63] == pytest.approx(true, rel=0.03)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_there_is_no_false_alarm_in_10_000_steps(ranks: int) -> None:
+    _, found = run([1.0] * ranks, 10_000, seed=0)
+    assert set(found) == {(1.0,) * ranks}
 
 
 def test_a_rank_that_is_fast_again_is_found() -> None:

@@ -20,6 +20,7 @@ from seqplan.plans.views.optimizer_sharding import Sharding
 from seqplan.runtime.checkpoint.save_restore import Cursor, restore, save
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.errors import CheckpointError
 from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
 from seqplan.runtime.states.sharded_states import ShardedStates
@@ -109,6 +110,25 @@ def test_only_whole_checkpoints_are_found_and_old_ones_go(tmp_path: Path) -> Non
         "step-00000008",
         "step-00000009.partial",
     ]
+
+
+def save_an_earlier_step(rank: int, world_size: int, folder: Path) -> Cursor | None:
+    """Begin anew next to the checkpoints of another run."""
+    groups = Communicators.create()
+    states, optimizer = states_and_optimizer(groups, 0)
+    updates(states, optimizer, 0, 1)
+    for step in (3, 6):
+        save(folder, Cursor(step, "first"), states, optimizer, groups.control)
+    message = "step-00000005: cannot be written: there is step-00000006, which a restart would go"
+    with pytest.raises(CheckpointError, match=message):
+        save(folder, Cursor(5, "second"), states, optimizer, groups.control)
+    return restore(folder, states, optimizer, groups.control)
+
+
+def test_a_run_behind_the_checkpoints_of_another_removes_none(tmp_path: Path) -> None:
+    """Its checkpoints would be the oldest, removed at once, and a restart would take the others."""
+    assert run_ranks(save_an_earlier_step, 2, tmp_path) == [Cursor(6, "first")] * 2
+    assert {path.name for path in tmp_path.glob("step-*")} == {"step-00000003", "step-00000006"}
 
 
 def reject(rank: int, world_size: int, folder: Path) -> None:

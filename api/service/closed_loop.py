@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sqlalchemy import Connection
 
@@ -38,7 +38,7 @@ _LATE = 16
 
 _EVERY_S = 1.0
 _PAUSE = 4 * WINDOW
-"""Measured steps without a revision after a roll-back, doubled at each."""
+"""Steps without a revision after a roll-back, doubled at each."""
 
 _log = logging.getLogger("seqplan.refit")
 
@@ -73,7 +73,9 @@ class ClosedLoop(PeriodicThread):
         self._loops = {key: loop for key, loop in self._loops.items() if key in rows}
         for key, row in rows.items():
             if key not in self._loops:
-                self._loops[key] = _JobLoop(self._store, row, self._make, self._revise)
+                with self._store.reading() as connection:
+                    known = revisions.list_revisions(connection, row)
+                self._loops[key] = _JobLoop(self._store, row, known, self._make, self._revise)
             try:
                 self._loops[key].look()
             except StoreUnavailable:
@@ -83,17 +85,29 @@ class ClosedLoop(PeriodicThread):
 
 
 class _JobLoop:
-    """The measured steps of one job, and what follows from them."""
+    """The measured steps of one job, and what follows from them.
+
+    ``known``: its revisions, some of which another service may have made.
+    """
 
     def __init__(
-        self, store: Store, row: JobRow, make: Callable[[str], None], revise: Revise
+        self,
+        store: Store,
+        row: JobRow,
+        known: Sequence[Revision],
+        make: Callable[[str], None],
+        revise: Revise,
     ) -> None:
         self._store, self._make, self._revise = store, make, revise
         self._id, self._world_size = row.id, row.world_size
         self._steps: deque[MeasuredStep] = deque(maxlen=4 * WINDOW)
-        self._slow_ranks = SlowRanks(row.world_size)
+        self._slow_ranks = SlowRanks(row.world_size, known[-1].slowdown)
         self._next = row.first_step
-        self._count, self._next_count, self._pause = 0, WINDOW, _PAUSE
+        rollbacks = [revision for revision in known if revision.kind == "rollback"]
+        self._pause = _PAUSE * 2 ** len(rollbacks)
+        self._due = row.first_step + WINDOW  # the first step before which none is begun
+        if rollbacks:
+            self._due = rollbacks[-1].step + self._pause // 2
         self._judged = 0  # step of the last revision that was compared with the one before
         self._pending: NewRevision | None = None
         self._warned = False
@@ -116,8 +130,8 @@ class _JobLoop:
             self._go_on(requested, self._pending)
         elif now.kind == "refit" and self._judged < now.step:
             self._judge(known[-2], now, ready_document(proposal_row).profile)
-        elif self._count >= self._next_count:
-            self._next_count = (self._count // WINDOW + 1) * WINDOW
+        elif self._next >= self._due:
+            self._due += (self._next - self._due) // WINDOW * WINDOW + WINDOW
             self._begin(now, proposal_row)
 
     def _take(self, connection: Connection) -> None:
@@ -138,7 +152,6 @@ class _JobLoop:
             if measured is None:
                 continue
             self._steps.append(measured)
-            self._count += 1
             factors = [factor or 1.0 for factor in self._slow_ranks.slowdown]
             self._slow_ranks.observe(list(measured.rank_ms * factors), list(measured.took_ms))
 
@@ -161,7 +174,7 @@ class _JobLoop:
         if loss <= limit:
             _log.info("job %s: kept the revision of step %d: %s", self._id, now.step, change)
             return
-        self._next_count = self._count + self._pause
+        self._due = self._next + self._pause
         self._pause *= 2
         self._revise(self._id, NewRevision(before.proposal, before.slowdown, "rollback", change))
 

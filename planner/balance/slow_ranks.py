@@ -27,9 +27,9 @@ class SlowRanks:
 
     A rank's factor is the median, over two windows of ``WINDOW`` steps, of its measured time over
     its predicted one, divided by that of the median rank (``find_usual``); it changes only if both
-    windows differ from it by more than ``CHANGE`` in the same direction. Times are to be of computing, without waits:
-    ranks that wait for each other all look equally slow (``waits_included``). Same times, same
-    factors.
+    windows differ from it by more than ``CHANGE`` in the same direction. Times are to be of
+    computing, without waits: ranks that wait for each other all look equally slow
+    (``waits_included``). Same times, same factors.
     """
 
     def __init__(self, ranks: int, slow: Sequence[tuple[int, float | None]] = ()) -> None:

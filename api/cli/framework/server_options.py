@@ -44,12 +44,12 @@ def fetch_plan(client: Client, job: str, step: int) -> Plan | None:
         return None
 
 
-def fetch_profile(client: Client, job: str, origin: str) -> Profile:
-    """Fetch the profile that a job is planned by; ``origin``: its name in messages."""
+def fetch_profile(client: Client, proposal: str, origin: str) -> Profile:
+    """Fetch the profile of a job's proposal; ``origin``: its name in messages."""
     from seqplan.costs.profile import Profile
 
-    document = client.get_proposal(client.get_job(job).proposal).document
-    assert document is not None  # the job is planned by it
+    document = client.get_proposal(proposal).document
+    assert document is not None  # a job is planned by it
     return Profile.from_document(document["profile"], f"{origin}: profile")
 
 

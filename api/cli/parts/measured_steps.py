@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,14 +54,19 @@ def read_files(plans: str, measurements: Path | None, profile: Profile | None) -
         raise MeasurementError(
             f"{measurements}: step {min(times)} is not in {plans}. Name the times of these plans"
         )
-    return _records(steps, profile)
+    return _records(steps, [] if profile is None else [profile])
 
 
 def fetch_job(client: Client, job: str, after: int, profile: Profile | None) -> list[StepMetrics]:
-    """Fetch records of a service's job; without ``profile``, by the one that it is planned by."""
-    if profile is None:
-        profile = fetch_profile(client, job, f"job {job}")
-    return _records(_fetch_steps(client, job, after), profile)
+    """Fetch records of a service's job; without ``profile``, by those that it was planned by."""
+    profiles = [profile] if profile is not None else list(_fetch_profiles(client, job))
+    return _records(_fetch_steps(client, job, after), profiles)
+
+
+def _fetch_profiles(client: Client, job: str) -> Iterator[Profile]:
+    """Fetch the profile of each proposal that a job was planned by."""
+    for proposal in {revision.proposal for revision in client.get_revisions(job).items}:
+        yield fetch_profile(client, proposal, f"job {job}")
 
 
 def _fetch_steps(client: Client, job: str, after: int) -> Iterator[_MeasuredStep]:
@@ -73,15 +78,22 @@ def _fetch_steps(client: Client, job: str, after: int) -> Iterator[_MeasuredStep
 def read_job(
     connection: Connection, job: JobOutline, after: int, profile: Profile | None
 ) -> list[StepMetrics]:
-    """Read records of a store's job; without ``profile``, by the one that it is planned by."""
+    """Read records of a store's job; without ``profile``, by those that it was planned by."""
+    profiles = [profile] if profile is not None else list(_read_profiles(connection, job.id))
+    return _records(_read_steps(connection, job.id, after), profiles)
+
+
+def _read_profiles(connection: Connection, job: str) -> Iterator[Profile]:
+    """Read the profile of each proposal that a job was planned by."""
     from seqplan.api.store.rows import JobRow, ProposalRow, get
     from seqplan.api.store.tables.proposals import ready_document
+    from seqplan.api.store.tables.revisions import list_revisions
 
-    if profile is None:
-        row = get(connection, JobRow, job.id)
-        proposal = None if row is None else get(connection, ProposalRow, row.proposal)
-        profile = None if proposal is None else ready_document(proposal).profile
-    return _records(_read_steps(connection, job.id, after), profile)
+    row = get(connection, JobRow, job)
+    revisions = [] if row is None else list_revisions(connection, row)
+    for key in {revision.proposal for revision in revisions}:
+        if (proposal := get(connection, ProposalRow, key)) is not None:
+            yield ready_document(proposal).profile
 
 
 def _read_steps(connection: Connection, job: str, after: int) -> Iterator[_MeasuredStep]:
@@ -92,14 +104,15 @@ def _read_steps(connection: Connection, job: str, after: int) -> Iterator[_Measu
         yield _MeasuredStep(plan, step.planning_ms, step.measured_ms, step.ranks_measured)
 
 
-def _records(steps: Iterable[_MeasuredStep], profile: Profile | None) -> list[StepMetrics]:
-    """Compute the records. ``ValueError`` for a profile that a plan was not made by."""
+def _records(steps: Iterable[_MeasuredStep], profiles: Sequence[Profile]) -> list[StepMetrics]:
+    """Compute the records. ``ValueError`` for a plan that was made by none of some profiles."""
     records = []
     for step in steps:
         made_by = step.plan.provenance.profile
-        if profile is not None and profile.with_digest(made_by) is None:
+        profile = next((one for one in profiles if one.with_digest(made_by) is not None), None)
+        if profiles and profile is None:
             raise ValueError(
-                f"profile {profile.name}: step {step.plan.step} was planned by another one, "
+                f"profile {profiles[0].name}: step {step.plan.step} was planned by another one, "
                 f"{made_by[:19]}. Name that one, or leave --profile out"
             )
         records.append(

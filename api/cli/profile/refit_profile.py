@@ -182,7 +182,7 @@ def _read_job(client: Client, args: argparse.Namespace) -> _Material:
 
     where = f"job {args.job} of {args.server}"
     if args.profile is None:
-        profile = server_options.fetch_profile(client, args.job, where)
+        profile = server_options.fetch_profile(client, client.get_job(args.job).proposal, where)
     else:
         profile = find_profile(args.profile)
     rows = client.items(client.list_measurements, args.job)

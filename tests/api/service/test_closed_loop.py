@@ -1,16 +1,22 @@
 """Jobs whose later steps follow the measured times of earlier ones."""
 
+import json
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from command_line import call, succeeded
 from measuring_ranks import plan_of
 from service_process import PATIENCE_S, Served, serving_here
 from stocked_service import DATA, MAX_LEN, WORLD, stock
 
+from seqplan.api.service.closed_loop import _JobLoop
 from seqplan.api.service.measured_steps import MeasuredStep, measure_loss
+from seqplan.api.store.tables.revisions import Revision
 from seqplan.costs.fit.measurements import Measurable
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.placement.fleet import Floats
@@ -87,7 +93,7 @@ def test_slow_rank_is_planned_around_and_losses_are_undone(
 
 
 def test_times_beyond_the_profiles_error_bring_the_next_proposal(
-    served: Served, job_fields: dict[str, Any]
+    served: Served, job_fields: dict[str, Any], tmp_path: Path
 ) -> None:
     served.ok("POST", "/v1/jobs", {**job_fields, "id": "all", "refit": True})
     done = _run(served, "all", 0, 32, [1.3] * WORLD)
@@ -102,6 +108,11 @@ def test_times_beyond_the_profiles_error_bring_the_next_proposal(
     source = served.ok("GET", f"/v1/profiles/{after.provenance.profile.removeprefix('sha256:')}")
     assert "refitted to the steps of job all" in source["source"]
     served.problem("DELETE", f"/v1/proposals/{begin['proposal']}", status=409)
+    # Records of all steps, each by its profile.
+    written = tmp_path / "steps.jsonl"
+    succeeded(call("log", "--server", served.url, "--job", "all", "--to", f"jsonl:{written}"))
+    records = [json.loads(line) for line in written.read_text().splitlines()]
+    assert [record["step"] for record in records][: after.step + 1] == [*range(after.step + 1)]
 
 
 def test_proposal_of_a_job_is_changed_by_request(
@@ -128,6 +139,21 @@ def test_proposal_of_a_job_is_changed_by_request(
     served.ok("POST", "/v1/jobs/changed/stop")
     back = {"proposal": job_fields["proposal"]}
     served.problem("PUT", "/v1/jobs/changed/proposal", back, status=409)
+
+
+def test_a_service_that_starts_knows_factors_and_pauses_of_revisions() -> None:
+    """Else it would revise jobs at once, and leave out factors that are just below a change."""
+    row = cast("Any", SimpleNamespace(id="job", world_size=WORLD, first_step=0))
+    known = [
+        Revision("p", (), "begin", "", step=0, at=0),
+        *(Revision("p", (), kind, "", step=step, at=0) for kind, step in (("refit", 64),) * 2),
+        Revision("p", ((2, 1.04),), "rollback", "", step=100, at=0),
+        Revision("p", ((2, 1.04),), "rollback", "", step=300, at=0),
+    ]
+    loop = _JobLoop(cast("Any", None), row, known, print, lambda *_: None)
+    assert loop._slow_ranks.slowdown == (1.0, 1.0, 1.04, 1.0)
+    assert (loop._due, loop._pause) == (300 + 256, 512)
+    assert _JobLoop(cast("Any", None), row, known[:1], print, lambda *_: None)._due == 32
 
 
 def test_uploaded_proposals_cannot_be_refitted(served: Served) -> None:

@@ -177,7 +177,7 @@ class StagedStates(UnitStates):
         return self._blocks.replicas
 
     def _make_syncs(self, placement: Placement) -> list[tuple[Shard | None, int, ParameterSync]]:
-        """List what this rank holds of each unit in a placement, its elements, and its sync."""
+        """List each unit's shard on this rank in a placement, its elements and its sync."""
         shards = shards_of(placement)
         moves: dict[int, UnitMoves] = {}  # of the others, every rank holds all
         rail, per_node = self._rail, 1

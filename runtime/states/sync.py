@@ -224,9 +224,9 @@ class Rail:
         device: torch.device,
         *steps: tuple[str, Callable[[Tensor], None]],
     ) -> Finish:
-        """Run steps on a buffer, each on the CUDA stream of its name, and the host waits for none.
+        """Run steps on a buffer, each on the CUDA stream of its name.
 
-        The returned function lets the current stream wait for them.
+        The host waits for none; the returned function lets the current stream wait for all.
         """
         if not self._buffers:
             self._buffers = [

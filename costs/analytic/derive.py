@@ -26,6 +26,7 @@ from seqplan.costs.analytic.memory import (
     CONTEXT_BYTES,
     FRAGMENTATION,
     count_expert_bytes,
+    count_fixed_buffer_bytes,
     count_fixed_loss_bytes,
     count_host_bytes,
     count_kept_bytes,
@@ -221,7 +222,7 @@ def _describe_memory(
     capacity = deployment.cluster.hardware.memory_bytes
     return {
         "capacity_bytes": float(capacity),
-        "context_bytes": float(CONTEXT_BYTES),
+        "context_bytes": CONTEXT_BYTES + count_fixed_buffer_bytes(deployment, Scheme()),
         "margin_bytes": FRAGMENTATION * capacity,
         "sharded_state_bytes": [[None, sharded]],
         "resident_layer_bytes": layers - experts,

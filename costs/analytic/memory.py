@@ -320,9 +320,9 @@ def count_held_parameters(deployment: Deployment, scheme: Scheme) -> float:
 
 
 def _buffer_bytes(deployment: Deployment, scheme: Scheme, tokens: float) -> float:
-    """Count a tp block's gathered input, K, V and gradients, and two gathered layers."""
+    """Count a tp block's gathered input, K, V and gradients, and ``count_fixed_buffer_bytes``."""
     sizes = deployment.sizes
-    buffers = 0.0
+    buffers = count_fixed_buffer_bytes(deployment, scheme)
     if scheme.tp > 1:
         buffers += 2 * tokens / scheme.sp * sizes.hidden
     if scheme.ring > 1:
@@ -334,8 +334,14 @@ def _buffer_bytes(deployment: Deployment, scheme: Scheme, tokens: float) -> floa
         exchanged = 6 * sizes.attention_width + 4 * keys
         exchanged += 8 * (keys - sizes.kv_width)  # keys and values, copied to have a head a rank
         buffers += exchanged * tokens / (scheme.tp * scheme.sp)
+    return buffers
+
+
+def count_fixed_buffer_bytes(deployment: Deployment, scheme: Scheme) -> float:
+    """Count the bytes of buffers that do not grow with tokens: of tiles, and two gathered layers."""
+    buffers = 0.0
     if deployment.tiled_mlp:
-        buffers += 2 * TILE_PASSES * sizes.hidden * sizes.ffn
+        buffers += 2 * TILE_PASSES * deployment.sizes.hidden * deployment.sizes.ffn
     if deployment.zero == 3:
         buffers += 2 * (PARAMETER_BYTES + 2) * count_held_parameters(deployment, scheme)
     return buffers

@@ -70,8 +70,9 @@ def test_max_len_is_where_the_estimate_stops_to_fit(zero: int, scheme: Scheme) -
     if tokens == 0:
         assert not fits(1.0)
         return
-    assert fits(0.95)
-    assert not fits(1.05)
+    slack = 1e-3 if scheme.ring == 1 else 0.05  # a profile has no buffers of rings
+    assert fits(1 - slack)
+    assert not fits(1 + slack)
 
 
 def test_zero_3_derives_sequence_parallel_schemes_only() -> None:

@@ -113,6 +113,8 @@ def proposal_lines(proposal: Proposal) -> list[str]:
     ]
     lines = table(("strategy", "GPUs", "longest", "expected", "can run", "best on"), rows)
     bound = proposal.lower_bound_ms
+    labels = [entry.label for entry in proposal.profile.schemes]
+    schemes = f"{labels[0]} alone" if len(labels) == 1 else f"these {len(labels)} schemes"
     best = "best candidate per batch"
     if proposal.sync is not None and proposal.execution == "regroup":
         best += ", or groups that regroup within the step if that is faster"
@@ -127,7 +129,7 @@ def proposal_lines(proposal: Proposal) -> list[str]:
             f"{proposal.judged} sampled batches of {proposal.workload.tokens:,} tokens;"
         ),
         (
-            f"no strategy of this profile on {proposal.workload.gpus} GPUs can be below "
+            f"no strategy of {schemes} on {proposal.workload.gpus} GPUs can be below "
             f"{seconds(bound)} (proven): at most {percent(proposal.expected_ms / bound - 1)} left."
         ),
     ]

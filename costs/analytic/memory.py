@@ -338,7 +338,7 @@ def _buffer_bytes(deployment: Deployment, scheme: Scheme, tokens: float) -> floa
 
 
 def count_fixed_buffer_bytes(deployment: Deployment, scheme: Scheme) -> float:
-    """Count the bytes of buffers that do not grow with tokens: of tiles, and two gathered layers."""
+    """Count the bytes of buffers that do not grow with tokens: tiles, and two gathered layers."""
     buffers = 0.0
     if deployment.tiled_mlp:
         buffers += 2 * TILE_PASSES * deployment.sizes.hidden * deployment.sizes.ffn

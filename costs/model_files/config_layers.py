@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from seqplan.costs.model_files.config_keys import (
@@ -190,9 +190,17 @@ class ConfigLayers:
         return [renamed.get(kind, str(kind)) for kind in stated[: self.layers]]
 
     def _read_sliding(self) -> list[bool]:
-        """Read which layers have a sliding window: after the first ones, or by a pattern."""
+        """Read which layers have a sliding window: by the rule of the type, or by a pattern."""
         if self.config.get("use_sliding_window") is True:
-            return [layer >= self.whole("max_window_layers") for layer in range(self.layers)]
+            first = self.whole("max_window_layers")
+            rotary = self._list_rotary(4) if self.kind == "smollm3" else []
+            rules: dict[str, Callable[[int], bool]] = {
+                "qwen2_moe": lambda layer: layer < first and layer % 2 == 0,
+                "qwen3_moe": lambda layer: True,
+                "smollm3": lambda layer: not rotary[layer],
+            }
+            slides = rules.get(self.kind, lambda layer: layer >= first)
+            return [slides(layer) for layer in range(self.layers)]
         pattern = self.config.get("_sliding_window_pattern", SLIDING_PERIOD.get(self.kind))
         pattern = self.config.get("sliding_window_pattern", pattern)
         if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
@@ -205,13 +213,16 @@ class ConfigLayers:
 
     def _read_chunked(self) -> list[str]:
         """Llama 4: layers with rotary positions attend within chunks, the others to all."""
+        rotary = self._list_rotary(4 if "llama4" in self.kind else 0)
+        return ["chunked_attention" if rotates else "full_attention" for rotates in rotary]
+
+    def _list_rotary(self, interval: int) -> list[bool]:
+        """List which layers have rotary positions; ``interval``: of those without, by default."""
         stated = self.config.get("no_rope_layers")
         if type(stated) is list and len(stated) >= self.layers:
-            rotary = [bool(value) for value in stated[: self.layers]]
-        else:
-            period = self.whole("no_rope_layer_interval") or (4 if "llama4" in self.kind else 0)
-            rotary = [not period or (at + 1) % period != 0 for at in range(self.layers)]
-        return ["chunked_attention" if rotates else "full_attention" for rotates in rotary]
+            return [bool(value) for value in stated[: self.layers]]
+        period = self.whole("no_rope_layer_interval") or interval
+        return [not period or (at + 1) % period != 0 for at in range(self.layers)]
 
     def _latent(self) -> dict[str, Any]:
         if not self.whole("kv_lora_rank"):

@@ -218,3 +218,17 @@ def test_kimi_k2_has_the_sizes_of_its_class(tmp_path: Path) -> None:
     error = read_error(tmp_path / "config.json", file, count_parameters(config))
     assert isinstance(error, float), error
     assert error <= WITHIN
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"])
+@pytest.mark.parametrize("first", [0, 5, 12])
+def test_window_layers_are_those_of_the_type(kind: str, first: int, tmp_path: Path) -> None:
+    """Of a config without ``layer_types``; Qwen3-MoE has none, as all layers have the window."""
+    keys = {"num_hidden_layers": 12, "max_window_layers": first, "sliding_window": 64}
+    config = transformers.AutoConfig.for_model(kind, **keys, use_sliding_window=True)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * 12
+    stated = {key: value for key, value in config.to_dict().items() if key != "layer_types"}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**stated, "model_type": kind}, default=str))
+    sizes = ModelSizes.from_mapping(read_model_config(path))
+    assert sizes.architecture.window_layers == kinds.count("sliding_attention")

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--exact is for proofs. Give --prove with it")
     multiple = 1 if proposal is None else proposal.micro_step_multiple
     broken: list[dict[str, Any]] = []
-    steps = 0
+    steps, fewest = 0, 0 if source is None else len(source.schemes)
     for plan in read_plans(args.plans):
         steps += 1
         models = models_of(plan, profile, proposal, str(args.plans))
@@ -88,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
         rules = violations(plan, models, fraction)
         if part is not None:
             rules += _list_foreign(plan, part, proposal)
+            fewest = min(fewest, len(part.schemes))
         if args.prove and models is not None and not rules:
             rules = list(find_unproven(plan, models, multiple, exact=args.exact))
         broken += [{"step": plan.step, "rule": line} for line in rules]
@@ -101,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
         proven = ", every bound proven" if args.prove and not broken else ""
         against = " without a profile: costs and capacities not checked" if models is None else ""
         rules_broken = count_of(len(broken), "broken rule") if broken else "no broken rules"
+        if source is not None and fewest < len(source.schemes):
+            proven += f", by {fewest} of the profile's {len(source.schemes)} schemes"
         print(f"{count_of(steps, 'plan')}, {rules_broken}{against}{proven}")
     return 1 if broken else 0
 

@@ -14,7 +14,7 @@ from seqplan.costs.lengths.sources.collector import Collector, number_places
 from seqplan.costs.lengths.sources.conversations import Layout
 from seqplan.costs.lengths.sources.error import LengthsError, first_line
 from seqplan.costs.lengths.sources.grids import is_grid_field, read_grids
-from seqplan.costs.lengths.sources.options import choose_field
+from seqplan.costs.lengths.sources.options import check_list_of_ids, choose_field
 from seqplan.costs.lengths.sources.token_count import TextBatch, TokenCounter
 
 ROWS = 1 << 16
@@ -73,6 +73,8 @@ def _read(path: Path, wanted: str | None, counter: TokenCounter, out: Collector)
             read_grids(_rows(path, table, field), field, out)
             return
         kind = _kind(table.schema.field(field).type, f"{path}: field {field!r}")
+        if kind == "a list of ids":
+            check_list_of_ids(field, str(path))
         if wanted is None:
             out.note(f"{kind} in field {field!r}")
         if kind == "a text":

@@ -17,7 +17,7 @@ from seqplan.costs.lengths.sources.collector import MAX_LENGTH, Collector, lengt
 from seqplan.costs.lengths.sources.conversations import Layout, is_chat
 from seqplan.costs.lengths.sources.error import LengthsError, first_line, shown
 from seqplan.costs.lengths.sources.grids import is_grid_field, read_grids
-from seqplan.costs.lengths.sources.options import choose_field, missing_field
+from seqplan.costs.lengths.sources.options import check_list_of_ids, choose_field, missing_field
 from seqplan.costs.lengths.sources.token_count import TextBatch, TokenCounter
 from seqplan.plans.format.canonical import RepeatedFieldError, join_fields
 from seqplan.plans.format.documents import name_document
@@ -66,6 +66,8 @@ def read_records(
     kind = type(record[field])
     if kind not in _KINDS:
         raise _not_a_length(place, field, record[field])
+    if kind is list:
+        check_list_of_ids(field, place)
     if wanted is None:
         out.note(f"{_KINDS[kind]} in field {field!r}")
     if kind is str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from seqplan.costs.lengths.sources.conversations import Layout, find_layout
 from seqplan.costs.lengths.sources.error import LengthsError
 
-COUNTED = ("length", "num_tokens", "input_ids", "tokens", "ids")
+_COUNTS = ("length", "num_tokens")
+COUNTED = (*_COUNTS, "input_ids", "tokens", "ids")
 """Fields looked for first when none is named: integers before ids."""
 
 TEXT = "text"
@@ -72,6 +73,15 @@ def choose_field(present: Sequence[str], wanted: str | None, place: str) -> str 
         f"{place}: none of the fields {', '.join((*COUNTED, TEXT))}, nor of a conversation; "
         f"it has {list_names(present)}: name one with --field"
     )
+
+
+def check_list_of_ids(field: str, place: str) -> None:
+    """Raise ``LengthsError`` for a list where a number is expected: a column of a whole file."""
+    if field in _COUNTS:
+        raise LengthsError(
+            f"{place}: field {field!r} holds a list, not a number; write one record a sequence, or "
+            "rename ids to input_ids"
+        )
 
 
 def missing_field(present: Sequence[str], wanted: str, place: str) -> LengthsError:

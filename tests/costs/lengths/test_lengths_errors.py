@@ -44,6 +44,7 @@ UNDERSTOOD = (
     "a folder of text files or of a saved data set). Name one of these"
 )
 UNNAMED = "line 1 does not name the columns. Add names, or name a file with one length a line .txt"
+A_COLUMN = "holds a list, not a number; write one record a sequence, or rename ids to input_ids"
 ONE_A_LINE = "is not an integer; a .txt source has one length a line"
 NONE = "holds no sequences. Name a source with sequences"
 CAST = "lengths are integers; cast it, for example with .astype('int64')"
@@ -115,6 +116,7 @@ CASES: list[tuple[str, Any, str]] = [
         *("a.jsonl", [{"ids": [[1], [2]]}]),
         "line 1: field 'ids' holds a list of lists; write one sequence a record",
     ),
+    ("a.jsonl", [{"length": [812, 96]}], f"line 1: field 'length' {A_COLUMN}"),
     ("a.jsonl", [{"text": "x"}], f"field 'text' {TEXT}"),
     ("a.csv", "5\n7\n", UNNAMED),
     ("a.csv", "\n", UNNAMED),
@@ -163,6 +165,7 @@ CASES: list[tuple[str, Any, str]] = [
     ),
     ("a.parquet", {"a": [1]}, f"schema: {FIELDS} 'a': name one with --field"),
     ("a.parquet", {"length": [1.0]}, f"field 'length' holds double; {WANTS}"),
+    ("a.parquet", {"num_tokens": [[812, 96]]}, f"field 'num_tokens' {A_COLUMN}"),
     ("a.parquet", {"length": [1, None]}, "row 1: is null; remove the row"),
     ("a.parquet", {"ids": [[1], None]}, "row 1: is null; remove the row"),
     ("a.parquet", {"length": [1, 0]}, f"row 1: length 0 {SMALL}"),

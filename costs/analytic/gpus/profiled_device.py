@@ -17,9 +17,11 @@ RATES = ("peak_tflops", "hbm_gb_s", "memory_bytes", "matmul_efficiency")
 def replace_values(listed: Hardware, values: Mapping[str, object]) -> Hardware:
     """Return a listed device with other values; ``ValueError`` for one out of range."""
     values = dict(values)
-    if changed := [name for name in RATES if name in values]:
+    if changed := [name for name in (*RATES, "gpus_per_node") if name in values]:
         given = ", ".join(f"{name.replace('_', ' ')} {values[name]:g}" for name in changed)
-        values |= {"unchecked": True, "source": f"{listed.source}; as given: {given}"}
+        values["source"] = f"{listed.source}; as given: {given}"
+    if not values.keys().isdisjoint(RATES):
+        values["unchecked"] = True
     return replace(listed, **values)  # type: ignore[arg-type]
 
 

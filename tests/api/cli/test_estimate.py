@@ -145,6 +145,10 @@ def test_figures_on_unchecked_efficiencies_say_so(tmp_path: Path) -> None:
     printed = succeeded(call(*ampere, "--hardware", slow))
     assert "reaches 50 % of its peak" in printed
     assert "as given: peak tflops 200, matmul efficiency 0.5" in " ".join(printed.split())
+    larger = device(tmp_path, base="gb200-186gb", gpus_per_node=72)
+    printed = " ".join(succeeded(call(*ampere, "--hardware", larger)).split())
+    assert "64 count as one node by default" in printed
+    assert "as given: gpus per node 72" in printed
 
 
 def read_estimate(*arguments: str | int | Path, code: int = 0) -> dict[str, Any]:

@@ -146,7 +146,8 @@ def test_figures_on_unchecked_efficiencies_say_so(tmp_path: Path) -> None:
     assert "reaches 50 % of its peak" in printed
     assert "as given: peak tflops 200, matmul efficiency 0.5" in " ".join(printed.split())
     larger = device(tmp_path, base="gb200-186gb", gpus_per_node=72)
-    printed = " ".join(succeeded(call(*ampere, "--hardware", larger)).split())
+    of_72 = (*NODE, "--batch", 9, "--tp", 8, "--hardware", larger)
+    printed = " ".join(succeeded(call(*of_72)).split())
     assert "64 count as one node by default" in printed
     assert "as given: gpus per node 72" in printed
 

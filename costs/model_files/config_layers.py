@@ -195,11 +195,12 @@ class ConfigLayers:
             first = self.whole("max_window_layers")
             rotary = self._list_rotary(4) if self.kind == "smollm3" else []
             rules: dict[str, Callable[[int], bool]] = {
+                "others": lambda layer: layer >= first,
                 "qwen2_moe": lambda layer: layer < first and layer % 2 == 0,
                 "qwen3_moe": lambda layer: True,
                 "smollm3": lambda layer: not rotary[layer],
             }
-            slides = rules.get(self.kind, lambda layer: layer >= first)
+            slides = rules[self.kind if self.kind in rules else "others"]
             return [slides(layer) for layer in range(self.layers)]
         pattern = self.config.get("_sliding_window_pattern", SLIDING_PERIOD.get(self.kind))
         pattern = self.config.get("sliding_window_pattern", pattern)

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from seqplan.integrations.balanced_steps import BalancedSteps, RankedStep, list_lengths
 from seqplan.integrations.recomputation_limits import check_switchable
+from seqplan.integrations.trainer_trial import LABELS, cut_sample, measure_losses
 from seqplan.runtime.huggingface.recomputation import RecomputationSwitch
 from seqplan.runtime.stopwatch import Stopwatch
 
@@ -34,8 +35,6 @@ SEEN = 1e-3
 
 _UNSYNCED = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU")
 """accelerate's kinds of ranks that meet once a step."""
-
-_LABELS = ("labels", "shift_labels")
 
 
 class UnplannableError(ValueError):
@@ -116,7 +115,7 @@ class PlannedTrainerMixin:
                 not (self.model_accepts_loss_kwargs or self.compute_loss_func)
             ),
             f"train_sampling_strategy={getattr(args, 'train_sampling_strategy', '')!r}": (
-                getattr(args, "train_sampling_strategy", "random") not in ("random", "sequential")
+                getattr(args, "train_sampling_strategy", "random") != "random"
             ),
             "packing=True: the plan packs": getattr(args, "packing", False),
             "an iterable data set has no places to plan": (
@@ -260,22 +259,25 @@ class PlannedTrainerMixin:
         """Change one document of a micro-batch: another one's logits must not change."""
         trainer: Any = self
         places = 0, min(1, len(self.train_dataset) - 1)  # twice the same if it has one sample
-        first, second = (_cut(self.train_dataset[place], 16) for place in places)
-        length = len(first["input_ids"])
-        changed = {**first, "input_ids": [int(second["input_ids"][0])] * length}
+        first, second = (cut_sample(self.train_dataset[place], 16) for place in places)
+        ids, other_id = [int(i) for i in first["input_ids"]], int(second["input_ids"][0])
+        length = len(ids)
+        others = [other_id if i != other_id else (i - 1 if i else 1) for i in ids]
+        changed = {**first, "input_ids": others}
         logits = []
         was_training = model.training
         model.eval()
         with torch.no_grad(), trainer.compute_loss_context_manager():
             for other in (first, changed):
                 packed = trainer._prepare_input(self.data_collator([other, second]))
-                inputs = {key: value for key, value in packed.items() if key not in _LABELS}
+                inputs = {key: value for key, value in packed.items() if key not in LABELS}
                 logits.append(model(**inputs).logits[0, length:])
-            losses = [] if self.compute_loss_func else _measure_losses(model, packed)
+            losses = measure_losses(model, packed, self.compute_loss_func)
         model.train(was_training)
-        if losses and not losses[0] > 1.5 * losses[1]:
+        if not losses[0] > 1.5 * losses[1]:
+            what = "compute_loss_func" if self.compute_loss_func else "the model"
             raise UnplannableError(
-                "the model ignores num_items_in_batch: its loss would be a mean of means"
+                f"{what} ignores num_items_in_batch: its loss would be a mean of means"
             )
         if (logits[0] - logits[1]).abs().max() > SEEN * logits[0].abs().max():
             raise UnplannableError(
@@ -340,7 +342,7 @@ class _SamplesOfStep(Dataset[Any]):
     def __getitem__(self, step: Any) -> Any:
         parts, are_fillers, modes, figures = step
         samples = [
-            [_cut(self._sample(i), 1) if filler else self._sample(i) for i in part]
+            [cut_sample(self._sample(i), 1) if filler else self._sample(i) for i in part]
             for part, filler in zip(parts, are_fillers, strict=True)
         ]
         return samples, are_fillers, modes, figures
@@ -369,7 +371,7 @@ class _PackedStep:
                     "the collator pads; use DataCollatorWithFlattening or padding_free=True"
                 )
             if filler:
-                for key in _LABELS:
+                for key in LABELS:
                     if key in micro_batch:
                         micro_batch[key].fill_(IGNORED)
         return {"micro_batches": packed, "modes": modes, "figures": figures}
@@ -378,22 +380,3 @@ class _PackedStep:
 def _parts(inputs: Any) -> list[Any]:
     """List a step's micro-batches; inputs that are none, as in evaluation, are one."""
     return list(inputs["micro_batches"]) if "micro_batches" in inputs else [inputs]
-
-
-def _measure_losses(model: Any, packed: Mapping[str, Any]) -> list[float]:
-    """Return the loss over 8 tokens, and over 16: of a model that divides by them it is half."""
-    inputs = {**packed, "labels": packed["input_ids"].clone()}
-    count = packed["input_ids"].new_tensor
-    return [float(model(**inputs, num_items_in_batch=count(n)).loss) for n in (8, 16)]
-
-
-def _cut(sample: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-    """Cut every field that has an entry for each token to its first tokens."""
-    length = len(sample["input_ids"])
-    cut = {
-        key: value[:tokens]
-        if hasattr(value, "__len__") and not isinstance(value, str) and len(value) == length
-        else value
-        for key, value in sample.items()
-    }
-    return {**cut, "length": min(tokens, length)} if "length" in sample else cut

@@ -190,6 +190,7 @@ def _hybrid(host_class: Any, costs: Costs) -> Any:
     class PlannedHybridCPScheduler(host_class):  # type: ignore[misc]
         def get_groups_and_subsamples(self, sample_id_seqlens: Any, config: Any) -> Any:
             ranks, lengths = self.total_hdp_gpus, dict(sample_id_seqlens)
+            original = super().get_groups_and_subsamples
 
             def plan(samples: Any, _: Any) -> tuple[Any, _Groups]:
                 ids = _plan_groups(
@@ -198,10 +199,11 @@ def _hybrid(host_class: Any, costs: Costs) -> Any:
                     int(self.max_seq_len_per_rank),
                     by_degree(costs, ranks, formed=list_formed(ranks)),
                     one_each=True,
+                    known=original(samples, config)[1] if samples else None,
                 )
                 return [[[lengths[i] for i in members] for members in group] for group in ids], ids
 
-            return _fall_back(plan, super().get_groups_and_subsamples)(sample_id_seqlens, config)
+            return _fall_back(plan, original)(sample_id_seqlens, config)
 
     return PlannedHybridCPScheduler
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import cast
+from operator import index
+from typing import SupportsIndex, cast
 
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
@@ -31,10 +32,15 @@ def construct_plan(
     pipelines of two ranks. Pipelines take consecutive ranks in this order; ``world_size``: more
     ranks than that leave the last ones idle. ``loss_tokens``: labels in the loss, by default every
     token but the first of each sequence. ``ValueError`` for a sequence that is not in exactly one
-    micro-batch, or too few ranks; ``TypeError`` for lists of another depth.
+    micro-batch, or too few ranks; ``TypeError`` for lists of another depth and numbers that are not
+    whole.
     """
+    lengths = [_read_whole("lengths", length) for length in lengths]
+    step = _read_whole("step", step)
     if not lengths:
         raise ValueError("a plan needs sequences")
+    if step < 0:
+        raise ValueError(f"step {step}: steps are counted from 0")
     if bad := [place for place, length in enumerate(lengths) if length < 1]:
         raise ValueError(
             f"sequence {bad[0]} has length {lengths[bad[0]]}; must be 1 or more tokens"
@@ -54,26 +60,29 @@ def construct_plan(
             first += scheme.gpus
             batches = [_micro_batch(scheme, micro, lengths) for micro in micro_batches]
             planned.append(PlannedPipeline(scheme, ranks, tuple(batches), 0.0))
-            places += (place for micro in micro_batches for place in micro)
+            places += (place for micro in batches for place in micro.sequences)
     if sorted(places) != list(range(len(lengths))):
         often = next((p for p in places if places.count(p) > 1), None)
         absent = next((p for p in range(len(lengths)) if p not in places), None)
         which = f"{absent} is in no" if often is None else f"{often} is in more than one"
         raise ValueError(f"sequence {which} micro-batch; each must be in exactly one")
-    world = first if world_size is None else world_size
+    world = first if world_size is None else _read_whole("world_size", world_size)
     if world < first:
         raise ValueError(
             f"the pipelines take {first} ranks, world_size is {world}. Raise world_size"
         )
     tokens = sum(lengths)
+    labels = tokens - len(lengths) if loss_tokens is None else loss_tokens
+    if not 0 <= _read_whole("loss_tokens", labels) <= tokens:
+        raise ValueError(f"loss_tokens {labels}: there are from 0 to {tokens}, every token at most")
     return Plan(
         step=step,
         provenance=Provenance(VERSION, 0, NO_PROFILE, None),
         world_size=world,
-        ids=tuple(range(len(lengths)) if ids is None else ids),
+        ids=tuple(_read_whole("ids", i) for i in (range(len(lengths)) if ids is None else ids)),
         lengths=tuple(lengths),
         tokens=tokens,
-        loss_tokens=tokens - len(lengths) if loss_tokens is None else loss_tokens,
+        loss_tokens=int(labels),
         pipelines=tuple(planned),
         idle_ranks=tuple(range(first, world)),
         groups=process_groups(planned),
@@ -82,6 +91,13 @@ def construct_plan(
         gap=0.0,
         selection=(),
     )
+
+
+def _read_whole(name: str, value: object) -> int:
+    """Read a whole number, also one of numpy; ``TypeError`` for another value."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name}: {value!r:.60} is no whole number. Give whole numbers")
+    return index(value)
 
 
 def _check_nesting(scheme: str, pipelines: object) -> None:
@@ -97,6 +113,7 @@ def _check_nesting(scheme: str, pipelines: object) -> None:
 
 
 def _micro_batch(scheme: Scheme, places: Sequence[int], lengths: Sequence[int]) -> MicroBatch:
+    places = [_read_whole("places", place) for place in places]
     if not places:
         raise ValueError("a micro-batch is empty; leave it out")
     if bad := [place for place in places if not 0 <= place < len(lengths)]:

@@ -71,7 +71,7 @@ class ModePricing:
         lengths = [self.lengths[i] for i in positions]
         padded = self.count_padded(positions)
         padding = padded - self._tokens(positions) if self.shapes else 0
-        holding = [m for m in self.modes if padded <= m.capacity - m.capacity % self.pad_to]
+        holding = [m for m in self.modes if padded <= m.capacity]
         costs = [
             (mode.cost.micro_batch_ms(lengths) + mode.cost.b * padding, mode)
             for mode in holding or self.modes[-1:]

@@ -64,10 +64,10 @@ def plan_bundles(
     ``factors`` (ranks,): how much slower each rank is, the least first.
     """
     items = Items(
-        np.array([[bundle.work_ms] for bundle in bundles]),
+        np.array([[bundle.work_ms] for bundle in bundles], dtype=np.float64),
         np.array([[bundle.tokens] for bundle in bundles], dtype=np.int64),
         np.array([micro_batch.capacity], dtype=np.int64),
-        np.array([micro_batch.c]),
+        np.array([micro_batch.c], dtype=np.float64),
     )
     plan = assign_in_lockstep if lockstep else assign_by_rank
     return plan(items, factors, multiple)

@@ -14,7 +14,11 @@ from seqplan.planner.balance.assignment import (
     spread_overhead,
 )
 from seqplan.planner.balance.balanced import Balanced, Execution, MicroBatchTimes
-from seqplan.planner.balance.micro_batch_counts import fill_empty, pad_counts
+from seqplan.planner.balance.micro_batch_counts import (
+    drop_empty_steps,
+    fill_empty,
+    pad_counts,
+)
 from seqplan.planner.balance.phase import Phase
 from seqplan.planner.balance.slots import UNLIMITED, Items, bound_ms
 from seqplan.planner.placement.fleet import Floats, Ints
@@ -79,14 +83,17 @@ def balance_loads(
     factors, lockstep = speeds.in_order, execution == "lockstep"
     if lockstep:
         parts = assign_in_lockstep(items, factors, count_multiple, least_count)
+        if rank_of is None:
+            parts = drop_empty_steps(parts, count_multiple)
         bound = bound_ms(items, factors, items.fewest_micro_steps(len(factors)))
     else:
         parts = assign_by_rank(items, factors, count_multiple)
         bound = bound_ms(spread_overhead(items), factors, 1)
-    parts = speeds.at_ranks(pad_counts(parts, count_multiple, lockstep=lockstep))
+    parts = pad_counts(parts, count_multiple, lockstep=lockstep)
     lengths = tuple(loads[-1].tokens.tolist())
-    if rank_of is not None:
-        fill_empty(parts, lengths, across_ranks=False, lockstep=True)
+    # One sample alone fits in every phase.
+    fill_empty(parts, lengths, across_ranks=rank_of is None, lockstep=lockstep)
+    parts = speeds.at_ranks(parts)
     total_ms = MicroBatchTimes.from_parts(parts, pricing, speeds.factors, execution).total_ms()
     return Balanced(
         parts, lengths, pricing, execution, total_ms, min(bound, total_ms), speeds.factors

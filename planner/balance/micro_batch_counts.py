@@ -32,6 +32,14 @@ def order_largest_first(
     return [[of_rank[k] for k in order] if of_rank else [] for of_rank in parts]
 
 
+def drop_empty_steps(parts: MicroBatches, multiple: int) -> MicroBatches:
+    """Leave out micro-steps that are empty on all ranks, as many as ``multiple`` allows."""
+    empty = [not any(of_step) for of_step in zip(*parts, strict=True)]
+    spare = sum(empty) // multiple * multiple
+    left_out = set([step for step, is_empty in enumerate(empty) if is_empty][:spare])
+    return [[m for step, m in enumerate(of_rank) if step not in left_out] for of_rank in parts]
+
+
 def fill_empty(
     parts: MicroBatches, lengths: Sequence[int], *, across_ranks: bool, lockstep: bool
 ) -> None:

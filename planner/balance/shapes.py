@@ -8,7 +8,7 @@ smaller one.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -39,7 +39,7 @@ def check_shapes(shapes: int | Sequence[int], longest: int, capacity: int) -> in
     ``ValueError`` for others than whole numbers, and for sizes that do not hold the longest
     sequence or exceed the capacity.
     """
-    sizes = [shapes] if isinstance(shapes, int | np.integer) else list(shapes)
+    sizes = list(shapes) if isinstance(shapes, Iterable) else [shapes]
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int | np.integer):
             raise TypeError(f"shapes: {size!r}. Give their number, or tokens of each")

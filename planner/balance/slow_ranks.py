@@ -9,6 +9,7 @@ import numpy as np
 
 from seqplan.planner.argument_checks import check_list, read_whole_number
 from seqplan.planner.placement.fleet import Floats
+from seqplan.planner.placement.slowdown import Slowdown
 from seqplan.planner.workload import MOST_GPUS
 from seqplan.plans.plan import Plan
 
@@ -27,18 +28,22 @@ class SlowRanks:
 
     A rank's factor is the median, over two windows of ``WINDOW`` steps, of its measured time over
     its predicted one, divided by that of the median rank (``find_usual``); it changes only if both
-    windows differ from it by more than ``CHANGE`` in the same direction. Times are to be of
-    computing, without waits: ranks that wait for each other all look equally slow
-    (``waits_included``). Same times, same factors.
+    windows differ from it by more than ``CHANGE`` in the same direction; a rank without work keeps
+    its factor. Times are to be of computing, without waits: ranks that wait for each other all
+    look equally slow (``waits_included``). Same times, same factors.
     """
 
     def __init__(self, ranks: int, slow: Sequence[tuple[int, float | None]] = ()) -> None:
         """Start with all ranks of the usual speed but ``slow`` ones (rank, factor; None: lost)."""
         ranks = read_whole_number("ranks", ranks, MOST_GPUS)
-        self._factors = np.ones(ranks)
-        self._lost = np.zeros(ranks, dtype=bool)
+        known: list[float | None] = [1.0] * ranks
         for rank, factor in slow:
-            self._lost[rank], self._factors[rank] = factor is None, factor or 1.0
+            if not 0 <= rank < ranks:
+                raise ValueError(f"slow: rank {rank}: ranks are 0 to {ranks - 1}. Name one")
+            known[rank] = factor
+        checked = Slowdown.from_value(known, ranks).factors
+        self._factors = np.array([1.0 if factor is None else factor for factor in checked])
+        self._lost = np.array([factor is None for factor in checked])
         self._window: list[Floats] = []
         self._spreads: list[tuple[float, float]] = []
         self._before: Floats | None = None
@@ -120,13 +125,13 @@ def find_usual(ratios: Floats) -> float:
 
 
 def _medians(window: Floats) -> Floats:
-    """Return the median of each rank over the usual one; 1 without times."""
+    """Return the median of each rank over the usual one; NaN without times."""
     medians: Floats = np.full(window.shape[1], np.nan)
     for rank in range(window.shape[1]):
         seen = window[np.isfinite(window[:, rank]), rank]
         if len(seen):
             medians[rank] = np.median(seen)
-    return np.where(np.isfinite(medians), medians / find_usual(medians), 1.0)
+    return medians / find_usual(medians)
 
 
 def _spread(times: Floats) -> float:

@@ -24,7 +24,7 @@ from seqplan.planner.bounds.relaxation import COARSE, FINE, relax
 from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.placement.fleet import ClassMode, Fleet, Floats, PipelineClass
 
-NEAR = (1.0, 1.002, 1.004, 0.9995, 0.998, 1.01, 1.03)
+NEAR = (1.0, 1.002, 1.004, 0.9995, 0.998, 1.01, 1.03, *(1 + k / 2000 for k in range(-9, 30)))
 """Multiples of a time at which the relaxation is solved for values that refute the time."""
 
 

@@ -28,6 +28,7 @@ from trainer_ranks import (
 from seqplan import Cost, Phase
 from seqplan.integrations.balanced_steps import BalancedSteps
 from seqplan.integrations.recomputation_limits import RecomputationLimits
+from seqplan.integrations.trainer_trial import cut_sample
 
 pytestmark = needs_trainer
 
@@ -252,6 +253,31 @@ def test_unsupported_settings_are_rejected(tmp_path: Path, monkeypatch: pytest.M
 
     assert "an iterable data set" in rejected(train_dataset=Stream(), arguments={"max_steps": 2})
     assert "documents of a micro-batch see each other" in rejected(data_collator=seeing)
+    # Also if the first document is the first token of the second one, and nothing else.
+    equal_firsts = [
+        {"input_ids": [3], "labels": [3]},
+        *({**s, "input_ids": [3, *s["input_ids"][1:]]} for s in SAMPLES[1:]),
+    ]
+    lengths = [len(sample["input_ids"]) for sample in equal_firsts]
+    short = BalancedSteps(lengths, SEQUENCES, 160, COST, seed=1)
+    assert "documents of a micro-batch see each other" in rejected(
+        data_collator=seeing, train_dataset=equal_firsts, planned=short
+    )
+    assert "compute_loss_func ignores num_items_in_batch" in rejected(compute_loss_func=mean_loss)
+    assert "train_sampling_strategy='sequential'" in rejected(
+        arguments={"train_sampling_strategy": "sequential"}
+    )
+
+
+def mean_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    """Return the mean over a micro-batch."""
+    logits = outputs.logits[0, :-1].float()
+    return torch.nn.functional.cross_entropy(logits, labels[0, 1:], ignore_index=-100)
+
+
+def test_columns_of_single_numbers_as_tensors_are_no_tokens() -> None:
+    sample = {"input_ids": [1, 2, 3], "weight": torch.tensor(2.0), "length": torch.tensor(3)}
+    assert cut_sample(sample, 2) == {"input_ids": [1, 2], "weight": torch.tensor(2.0), "length": 2}
 
 
 def seeing(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from seqplan import construct_plan, explain, from_json, rank_view, to_json
@@ -50,6 +51,32 @@ def test_ids_and_ranks_must_fit() -> None:
         construct_plan([5, 6], {"u2": [[[0, 1]]]}, ids=[1])
     with pytest.raises(ValueError, match="take 2 ranks, world_size is 1"):
         construct_plan([5, 6], {"u2": [[[0, 1]]]}, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lengths": [1200, 400.5]}, "lengths: 400.5 is no whole number"),
+        ({"lengths": [True, 400]}, "lengths: True is no whole number"),
+        ({"lengths": ["1200", 400]}, "lengths: '1200' is no whole number"),
+        ({"step": -1}, "step -1: steps are counted from 0"),
+        ({"loss_tokens": -5}, "loss_tokens -5: there are from 0 to 1600"),
+        ({"loss_tokens": 1601}, "loss_tokens 1601: there are from 0 to 1600"),
+        ({"world_size": 2.5}, "world_size: 2.5 is no whole number"),
+        ({"pipelines": {"u2": [[[0, 1.0]]]}}, "places: 1.0 is no whole number"),
+    ],
+)
+def test_numbers_that_no_plan_file_may_have_are_rejected(
+    changes: dict[str, Any], message: str
+) -> None:
+    fields = {"lengths": [1200, 400], "pipelines": {"u2": [[[0, 1]]]}} | changes
+    with pytest.raises((TypeError, ValueError), match=message):
+        construct_plan(**fields)
+
+
+def test_numpy_numbers_make_a_plan_that_is_read_back() -> None:
+    plan = construct_plan(np.array([1200, 400]), {"u2": [[np.array([0, 1])]]})
+    assert from_json(to_json(plan)) == construct_plan([1200, 400], {"u2": [[[0, 1]]]})
 
 
 def test_repr_of_a_plan_is_one_line() -> None:

@@ -40,8 +40,10 @@ class FewGroups:
         lengths: Sequence[int],
         ranks: int,
         stages: int = 1,
+        *,
+        one_each: bool = False,
     ) -> None:
-        self._one = OneMicroStep(classes, lengths, ranks)
+        self._one = OneMicroStep(classes, lengths, ranks, one_each=one_each)
         self._lengths, self._stages = lengths, stages
 
     def total_ms(self, micro_steps: Sequence[Sequence[Group]]) -> float:

@@ -30,9 +30,14 @@ class OneMicroStep:
     """Lays out micro-steps of few sequences; ``classes`` and ``lengths`` as ``BusyRanks``."""
 
     def __init__(
-        self, classes: Sequence[PipelineClass], lengths: Sequence[int], ranks: int
+        self,
+        classes: Sequence[PipelineClass],
+        lengths: Sequence[int],
+        ranks: int,
+        *,
+        one_each: bool = False,
     ) -> None:
-        self.busy = BusyRanks(classes, lengths, ranks)
+        self.busy = BusyRanks(classes, lengths, ranks, one_each=one_each)
         self.ranks, self.lengths = ranks, lengths
         array = np.asarray(lengths, dtype=np.int64)
         self.work_ms: list[list[float]] = [k.work_ms(array).tolist() for k in classes]

@@ -36,6 +36,9 @@ EXTRA_MICRO_STEPS = 2
 """Numbers tried without a gain with stages: the best may be far from the fewest, as more
 micro-steps shorten the drain."""
 
+EXTRA_ONE_BY_ONE = 2
+"""The same for groups that run sequences one by one: the fewest is always one micro-step."""
+
 SETTINGS = SearchSettings(extra=0, improved=2, fills=40, deepened=1, deep_fills=200)
 """Measured on 21 batches of 12 to 400 sequences: ``deepened`` 0 slows one by 0.2 %, ``extra`` 1 and
 ``fills`` 20 change nothing, ``fills`` 100 gains 0.03 % in the mean and takes 8 % more CPU. Of 192
@@ -145,14 +148,15 @@ def plan_groups(
     working = [
         [_with_work_for_all(busy, groups) for groups in micro_steps] for micro_steps in plans
     ]
-    few = FewGroups(classes, lengths, ranks, stages)
+    few = FewGroups(classes, lengths, ranks, stages, one_each=one_each)
     if not one_each:
         if len(lengths) <= FEW:
             # The shortest of each number of micro-steps.
             longest_first = sorted(working, key=few.total_ms, reverse=True)
             of_numbers = {len(micro_steps): micro_steps for micro_steps in longest_first}
             working = [few.improve(micro_steps) for micro_steps in of_numbers.values()]
-        working = [few.relieve(min(working, key=few.total_ms)), *_price_known(known, classes)]
+        working = [few.relieve(min(working, key=few.total_ms))]
+    working += _price_known(known, classes)
     shortest = min(working, key=few.total_ms)
     best = [_on_ranks(busy, classes, groups) for groups in shortest]
     order = order_micro_batches([max(times) for _, times in best], stages)
@@ -197,7 +201,7 @@ def _search_numbers(
     settings = replace(SETTINGS, extra=EXTRA_MICRO_STEPS if stages > 1 else SETTINGS.extra)
     if one_each:  # capacity limits no micro-step
         fewest, least_ms = 1, one_by_one_bound_ms(classes, batch, ranks)
-        settings = replace(settings, gain=1 - CLEARLY)
+        settings = replace(settings, extra=EXTRA_ONE_BY_ONE, gain=1 - CLEARLY)
     else:
         fewest = fewest_micro_steps(classes, batch, ranks)
     first = ceil(fewest / multiple) * multiple

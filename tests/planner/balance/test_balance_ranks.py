@@ -255,3 +255,10 @@ def _time(first: list[float], second: list[float], execution: str) -> float:
         return max(sum(first), sum(second))
     # Micro-batches side by side from the longest on: no other order of theirs is shorter.
     return sum(map(max, itertools.zip_longest(first, second, fillvalue=0.0)))
+
+
+def test_whole_numbers_as_costs_are_taken_with_sequences_that_stay_together() -> None:
+    lengths, groups = [40, 27, 97, 54, 60, 46, 57, 83], [2, 0, 2, 5, 4, 1, 4, 1]
+    balanced = balance(lengths, 2, 400, Cost(0, 1, 50), keep_together=groups)
+    same = balance(lengths, 2, 400, Cost(0.0, 1.0, 50.0), keep_together=groups)
+    assert balanced.micro_batches == same.micro_batches

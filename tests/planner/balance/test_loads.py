@@ -172,3 +172,14 @@ def test_vectors_are_balanced_where_one_number_is_not(share: float) -> None:
     assert time_ms(as_balanced, loads, True, [1.0] * 32) > 1.02 * by_vector.predicted_ms
     assert set(by_vector.phase_ms) == {"vision", "text"}
     assert balance(ranks=32, loads=loads, barrier=False).gap < 0.02
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_micro_batch_is_empty_if_samples_suffice(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    patches, text = draw_samples(int(rng.integers(16, 41)), seed)
+    loads = [Phase("vision", patches, VISION, 20_480), Phase("text", text, TEXT, 12_288)]
+    balanced = balance(ranks=4, loads=loads)
+    micro_batches = [micro for of_rank in balanced.micro_batches for micro in of_rank]
+    assert all(micro_batches) or len(text) < len(micro_batches)
+    assert all(any(of_step) for of_step in zip(*balanced.micro_batches, strict=True))

@@ -105,3 +105,13 @@ def test_few_shapes_need_little_padding(
     assert padded - lengths.sum() < padding(rounded, choose_shapes(rounded, number))
     assert free.predicted_ms <= balanced.predicted_ms
     assert balanced.lower_bound_ms == pytest.approx(free.lower_bound_ms)
+
+
+@pytest.mark.parametrize("pad_to", [1, 8])
+def test_a_shape_as_large_as_a_modes_capacity_is_in_that_mode(pad_to: int) -> None:
+    modes = [
+        Mode("none", 500, Cost(1e-6, 0.008, 2.0)),
+        Mode("full", 1000, Cost(1e-6, 0.010, 3.0)),
+    ]
+    balanced = balance([240, 200] * 4, 2, modes=modes, shapes=[500, 1000], pad_to=pad_to)
+    assert balanced.predicted_ms == pytest.approx(12.1952)

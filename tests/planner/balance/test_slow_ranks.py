@@ -58,6 +58,14 @@ def test_a_rank_that_is_fast_again_is_found() -> None:
         assert ranks.slowdown == pytest.approx(true, rel=0.03)
 
 
+def test_a_rank_without_work_keeps_its_factor() -> None:
+    """It got none as it is slow: at the usual speed it would get too much, again and again."""
+    ranks = SlowRanks(4, [(2, 100.0)])
+    for _ in range(128):
+        ranks.observe([10.0, 10.0, 0.0, 10.0], [10.0, 10.0, 0.0, 10.0])
+    assert ranks.slowdown == (1.0, 1.0, 100.0, 1.0)
+
+
 def test_a_lost_rank_has_no_factor_and_work_goes_to_others() -> None:
     ranks = SlowRanks(3)
     assert ranks.observe([10.0, 10.0, 10.0], [10.0, None, 10.0]) == (1.0, None, 1.0)
@@ -74,3 +82,11 @@ def test_times_with_waits_are_named_and_change_nothing() -> None:
         ranks.observe(work.tolist(), [float(work.max())] * 4)
     assert ranks.waits_included
     assert ranks.slowdown == (1.0,) * 4
+
+
+@pytest.mark.parametrize(
+    ("slow", "message"), [((9, 1.3), "slow: rank 9: ranks are 0 to 3"), ((1, 0.5), "rank 1: 0.5")]
+)
+def test_known_slow_ranks_are_checked(slow: tuple[int, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SlowRanks(4, [slow])

@@ -29,6 +29,38 @@ CHECKS: dict[str, Callable[[dict[str, Any]], str | None]] = runpy.run_path(
 )["CHECKS"]
 
 
+def test_a_bound_found_at_another_time_is_proven() -> None:
+    """Its values solve the relaxation at a time between those that are usually tried."""
+    lengths = [
+        *([4096] * 10),
+        *(3710, 3586, 3139, 3084, 2424, 2413, 2370, 2339, 2258, 2251, 2224, 1968, 1966, 1523, 1480),
+        *(
+            1480,
+            1432,
+            1412,
+            1365,
+            1354,
+            1118,
+            1117,
+            1041,
+            859,
+            836,
+            704,
+            666,
+            596,
+            507,
+            438,
+            399,
+            335,
+        ),
+        *(332, 298, 208, 173, 122, 98),
+    ]
+    planner = Planner.from_profile("llama-13b-a800-80gb", gpus=24, max_len=4096)
+    plan = planner.plan(lengths)
+    models = Workload(24, 4096, 100_000).models(find_profile("llama-13b-a800-80gb"))
+    assert list(find_unproven(plan, models)) == []
+
+
 def convinces(written: dict[str, Any], optimum: float) -> None:
     """Assert that the program without the planner accepts this, but for no time that is reached."""
     check = CHECKS[written["proof"]]

@@ -156,3 +156,20 @@ def test_impossible_arguments_are_errors() -> None:
         plan_groups([10], 4, 100, costs, multiple=2)
     with pytest.raises(ValueError, match="one by one do not go through stages"):
         plan_groups([10], 4, 100, costs, one_each=True, stages=2)
+
+
+@pytest.mark.parametrize("overhead", [0.0, 100.0])
+def test_long_samples_run_before_the_others_if_groups_cost_more(overhead: float) -> None:
+    """One by one, a group pays its overhead for each sample; alone, short ones pay none."""
+    lengths = [744, 1224, 361, 3999, 941, 1927, 8270, 559, 4571, 3466, 4218]
+    costs = {d: Latency(1e-6 / d, 0.01 / d, overhead * (d - 1)) for d in (1, 2, 4)}
+    grouped = plan_groups(lengths, 4, 4096, costs, one_each=True)
+    parts = [[6], [8], [10], [3], [9], [5], [1, 4, 0, 7, 2]]
+    known = [[(4, [6])], [(2, parts[1]), (2, parts[2])], [(1, part) for part in parts[3:]]]
+    with_known = plan_groups(lengths, 4, 4096, costs, one_each=True, known=known)
+    theirs = sum(
+        max(sum(costs[d].micro_batch_ms([lengths[i]]) for i in part) for d, part in groups)
+        for groups in known
+    )
+    assert with_known.predicted_ms <= theirs * (1 + 1e-9)
+    assert grouped.predicted_ms <= theirs * 1.05

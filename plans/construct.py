@@ -40,7 +40,7 @@ def construct_plan(
     if not lengths:
         raise ValueError("a plan needs sequences")
     if step < 0:
-        raise ValueError(f"step {step}: steps are counted from 0")
+        raise ValueError(f"step {step}: steps are counted from 0. Give 0 or more")
     if bad := [place for place, length in enumerate(lengths) if length < 1]:
         raise ValueError(
             f"sequence {bad[0]} has length {lengths[bad[0]]}; must be 1 or more tokens"

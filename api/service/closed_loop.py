@@ -72,11 +72,11 @@ class ClosedLoop(PeriodicThread):
             rows = {row.key: row for row in list_unfinished(connection) if row.refit}
         self._loops = {key: loop for key, loop in self._loops.items() if key in rows}
         for key, row in rows.items():
-            if key not in self._loops:
-                with self._store.reading() as connection:
-                    known = revisions.list_revisions(connection, row)
-                self._loops[key] = _JobLoop(self._store, row, known, self._make, self._revise)
             try:
+                if key not in self._loops:
+                    with self._store.reading() as connection:
+                        known = revisions.list_revisions(connection, row)
+                    self._loops[key] = _JobLoop(self._store, row, known, self._make, self._revise)
                 self._loops[key].look()
             except StoreUnavailable:
                 raise

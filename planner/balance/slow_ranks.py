@@ -9,7 +9,7 @@ import numpy as np
 
 from seqplan.planner.argument_checks import check_list, read_whole_number
 from seqplan.planner.placement.fleet import Floats
-from seqplan.planner.placement.slowdown import Slowdown
+from seqplan.planner.placement.slowdown import MOST, Slowdown
 from seqplan.planner.workload import MOST_GPUS
 from seqplan.plans.plan import Plan
 
@@ -52,9 +52,13 @@ class SlowRanks:
 
     @property
     def slowdown(self) -> tuple[float | None, ...]:
-        """Return the factors, to three digits: 1 for the usual speed, None for a lost rank."""
-        pairs = zip(self._factors.tolist(), self._lost.tolist(), strict=True)
-        return tuple(None if lost else max(1.0, round(factor, 3)) for factor, lost in pairs)
+        """Return the factors, to three digits: 1 for the usual speed, None for a lost rank.
+
+        At most ``MOST``, which plans take.
+        """
+        factors = np.clip(self._factors, 1.0, MOST).round(3).tolist()
+        pairs = zip(factors, self._lost.tolist(), strict=True)
+        return tuple(None if lost else factor for factor, lost in pairs)
 
     def observe(
         self, rank_ms: Sequence[float], measured_ms: Sequence[float | None]

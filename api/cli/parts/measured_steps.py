@@ -65,7 +65,7 @@ def fetch_job(client: Client, job: str, after: int, profile: Profile | None) -> 
 
 def _fetch_profiles(client: Client, job: str) -> Iterator[Profile]:
     """Fetch the profile of each proposal that a job was planned by."""
-    for proposal in {revision.proposal for revision in client.get_revisions(job).items}:
+    for proposal in dict.fromkeys(each.proposal for each in client.get_revisions(job).items):
         yield fetch_profile(client, proposal, f"job {job}")
 
 
@@ -91,7 +91,7 @@ def _read_profiles(connection: Connection, job: str) -> Iterator[Profile]:
 
     row = get(connection, JobRow, job)
     revisions = [] if row is None else list_revisions(connection, row)
-    for key in {revision.proposal for revision in revisions}:
+    for key in dict.fromkeys(revision.proposal for revision in revisions):
         if (proposal := get(connection, ProposalRow, key)) is not None:
             yield ready_document(proposal).profile
 

@@ -90,3 +90,11 @@ def test_times_with_waits_are_named_and_change_nothing() -> None:
 def test_known_slow_ranks_are_checked(slow: tuple[int, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SlowRanks(4, [slow])
+
+
+def test_a_very_slow_rank_has_a_factor_that_plans_take() -> None:
+    ranks = SlowRanks(4)
+    for _ in range(64):
+        found = ranks.observe([1.0] * 4, [1.0, 1.0, 2500.0, 1.0])
+    assert found == (1.0, 1.0, 1000.0, 1.0)
+    assert SlowRanks(4, [(2, found[2])]).slowdown == found

@@ -9,7 +9,9 @@ LABELS = ("labels", "shift_labels")
 
 
 def measure_losses(model: Any, packed: Mapping[str, Any], function: Any) -> list[float]:
-    """Return the loss over 8 tokens, and over 16: of what divides by them it is half.
+    """Return the losses of one sample in steps of 8 and of 16 tokens.
+
+    The second is half of the first if the loss is a sum that is divided by the step's tokens.
 
     ``function``: of the loss in place of the model's, or None.
     """

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.check.check_plans import add_origin, models_of, read_origin
+from seqplan.api.cli.check.check_plans import add_origin, find_models, read_origin
 from seqplan.api.cli.framework.options import add_option, natural
 from seqplan.api.cli.trace import ASSUMED, find_forward_fraction
 from seqplan.costs.profile import Profile
@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
         print(to_json(plan))
     else:
         profile, proposal = read_origin(args)
-        print(explain(plan, models_of(plan, profile, proposal, str(args.plans))))
+        models, _ = find_models(plan, profile, proposal, str(args.plans))
+        print(explain(plan, models))
         known = profile if proposal is None else proposal.profile
         print(_describe_simulation(plan, known, str(args.plans)))
     return 0
@@ -78,7 +79,7 @@ def _describe_simulation(plan: Plan, profile: Profile | None, plans: str) -> str
 
 def _witness(plan: Plan, args: argparse.Namespace) -> dict[str, Any]:
     """Find the proof of the step's bound; ``ValueError`` if none can be written."""
-    models = models_of(plan, *read_origin(args), str(args.plans))
+    models, _ = find_models(plan, *read_origin(args), str(args.plans))
     if models is None:
         raise ValueError("--witness needs the costs of schemes. Give --profile or --proposal")
     if any(pipeline.micro_step is not None for pipeline in plan.pipelines):

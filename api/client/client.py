@@ -223,6 +223,8 @@ def _describe_trouble(error: Exception) -> Received:
         text = f"{cause.verify_message}. Name the service's CA file (--ca, ca=)"
     else:
         text = getattr(cause, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, httpx2.ConnectError):
+            text += ". Check the address, and that the service runs"
     return Received(0, "", None, 0.0, b"", text)
 
 

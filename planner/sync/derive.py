@@ -16,8 +16,8 @@ smallest moves most:
 as the messages of a unit start together. Over several nodes, a rank that holds more of the model
 than an even part of its node's relays it (``plans.views.relays``): each rank gathers such a part of
 every unit from the ranks of its place on other nodes, as a ring does, and then sends messages
-within the node, while the next unit's part comes. The longer of both counts, and of the shorter one
-the largest unit, next to which nothing else may travel.
+within the node, while the next unit's part comes. So the slower of both steps counts whole, and of
+the faster one the largest unit alone, as it may be the first or the last.
 
 Profiles of published latencies are of Hydraulis (arXiv 2412.07894), whose Table 1 has two totals of
 LLaMA-32B on 64 A800: 1,110 ms between equal replicas, which were 4×tp16 (Table 3), and 1,710 ms

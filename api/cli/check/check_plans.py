@@ -82,8 +82,7 @@ def run(args: argparse.Namespace) -> int:
     steps, fewest = 0, 0 if source is None else len(source.schemes)
     for plan in read_plans(args.plans):
         steps += 1
-        models = models_of(plan, profile, proposal, str(args.plans))
-        part = None if source is None else find_part(plan, source, str(args.plans))
+        models, part = find_models(plan, profile, proposal, str(args.plans))
         fraction = FORWARD_FRACTION if part is None else part.forward_fraction
         rules = violations(plan, models, fraction)
         if part is not None:
@@ -148,19 +147,25 @@ def violations(
     return lines
 
 
-def models_of(
+def find_models(
     plan: Plan, profile: Profile | None, proposal: Proposal | None, origin: str
-) -> Mapping[Scheme, SchemeModel] | None:
-    """The models to check costs against; ``ValueError`` when the plan is from another profile."""
+) -> tuple[Mapping[Scheme, SchemeModel] | None, Profile | None]:
+    """Find the models to check costs against, and their part of the profile.
+
+    ``ValueError`` for a plan of another profile or proposal.
+    """
     if proposal is not None:
         if plan.provenance.proposal != proposal.digest:
-            raise ValueError(f"{origin}: step {plan.step} was planned from another proposal")
-        return proposal.workload.leave_out(len(plan.lost_ranks)).models(proposal.profile)
+            raise ValueError(
+                f"{origin}: step {plan.step} was planned from another proposal. Give that one"
+            )
+        workload = proposal.workload.leave_out(len(plan.lost_ranks))
+        return workload.models(proposal.profile), find_part(plan, proposal.profile, origin)
     if profile is None:
-        return None
+        return None, None
     part = find_part(plan, profile, origin)
     usable = part.usable(plan.gpus_left, max(plan.lengths), include_flagged=True)
-    return {model.scheme: model for model in usable}
+    return {model.scheme: model for model in usable}, part
 
 
 def find_part(plan: Plan, profile: Profile, origin: str) -> Profile:
@@ -169,6 +174,6 @@ def find_part(plan: Plan, profile: Profile, origin: str) -> Profile:
     if part is None:
         raise ValueError(
             f"{origin}: step {plan.step} was planned from another profile than {profile.name} "
-            f"({plan.provenance.profile[:19]}…, not {profile.digest[:19]}…)"
+            f"({plan.provenance.profile[:19]}…, not {profile.digest[:19]}…). Give that one"
         )
     return part

@@ -214,7 +214,7 @@ def test_a_plan_against_another_profile_or_proposal(
     message = complaint(call("check", "plans", dense.plans, "--profile", lockstep.profile))
     assert message.startswith(f"{dense.plans}: step 0 was planned from another profile than gpt-7b")
     message = complaint(call("check", "plans", dense.plans, "--proposal", lockstep.proposal))
-    assert message == f"{dense.plans}: step 0 was planned from another proposal"
+    assert message == f"{dense.plans}: step 0 was planned from another proposal. Give that one"
 
 
 def test_a_missing_step_rank_or_file(dense: PlannedFiles, tmp_path: Path) -> None:

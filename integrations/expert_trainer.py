@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +21,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from seqplan.integrations.balanced_steps import BalancedSteps
-from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin, UnplannableError
+from seqplan.integrations.expert_checkpoint import load_parts, remove_parts, save_part
+from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin
+from seqplan.runtime.checkpoint.checkpoint_files import attempt_together
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.experts.blocks import ExpertBlocks
 from seqplan.runtime.huggingface.expert_saving import save_split_model
-from seqplan.runtime.huggingface.experts import AttachedExperts
+from seqplan.runtime.huggingface.experts import AttachedExperts, find_experts
 from seqplan.runtime.huggingface.support import causal_lm
 
 _BY_ELEMENT = re.compile("(paged_)?(adamw|sgd|lion|rmsprop|adagrad|ademamix)")
@@ -43,6 +46,7 @@ class PlannedExpertTrainerMixin(PlannedTrainerMixin):
     ``UnsupportedModel`` for a model whose experts are not in transformers' registry.
     """
 
+    optimizer: Any  # set by the trainer
     _experts: AttachedExperts | None = None
 
     def __init__(
@@ -71,7 +75,6 @@ class PlannedExpertTrainerMixin(PlannedTrainerMixin):
         if degree == 1:
             return reasons
         optimizer = str(getattr(args.optim, "value", args.optim))
-        saves = getattr(args.save_strategy, "value", args.save_strategy) != "no"
         given: Any = self
         checks = {
             f"expert_parallel: {degree} does not divide the {args.world_size} ranks": (
@@ -90,10 +93,9 @@ class PlannedExpertTrainerMixin(PlannedTrainerMixin):
             "an optimizer of whole experts with expert_parallel. Give optim instead": (
                 given.optimizer is not None
             ),
-            "checkpoints of the optimizer with expert_parallel. Set save_only_model=True": (
-                saves and not args.save_only_model
+            "save_on_each_node with expert_parallel. Save into a folder that all ranks share": (
+                args.save_on_each_node
             ),
-            "load_best_model_at_end with expert_parallel": args.load_best_model_at_end,
         }
         return reasons + [reason for reason, applies in checks.items() if applies]
 
@@ -102,7 +104,7 @@ class PlannedExpertTrainerMixin(PlannedTrainerMixin):
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self._experts is None:
             return loss
-        for parameter in self._iterate_experts():
+        for parameter in self._name_experts().values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             with communicating("summing the gradients of experts"):
@@ -126,13 +128,36 @@ class PlannedExpertTrainerMixin(PlannedTrainerMixin):
             tokenizer.save_pretrained(folder)
         torch.save(self.args, os.path.join(folder, "training_args.bin"))
 
-    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        if self._experts is not None:
-            raise UnplannableError(
-                "resume_from_checkpoint with expert_parallel. Load the saved model instead"
-            )
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Save as the trainer, and the other parts of the optimizer's state of experts."""
         trainer: Any = super()
-        trainer._load_from_checkpoint(*args, **kwargs)
+        trainer._save_optimizer_and_scheduler(output_dir)
+        folder, rank = Path(output_dir), self.args.process_index
+        if self._experts is None:
+            if self.args.should_save:
+                remove_parts(folder)
+            return
+        problem, group = f"{folder}: cannot be written", self._groups.control
+        attempt_together(lambda: None if rank else remove_parts(folder), problem, group, "saving")
+
+        def save() -> None:
+            if 0 < rank < self._degree:
+                save_part(folder, self.optimizer, self._name_experts(), self._blocks.part)
+
+        attempt_together(save, problem, group, "saving")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load as the trainer, and this rank's part of the optimizer's state of experts."""
+        trainer: Any = super()
+        trainer._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        load = partial(load_parts, Path(checkpoint), self.optimizer, self._name_experts())
+        if self._experts is None:
+            load((0, 1))
+            return
+        part, problem = self._blocks.part, f"{checkpoint}: cannot be resumed"
+        attempt_together(lambda: load(part), problem, self._groups.control, "resuming")
 
     def _clip_grad_norm(self, model: Any) -> Any:
         """Clip the gradient of the whole model to ``max_grad_norm``; return its norm before."""
@@ -154,7 +179,7 @@ class PlannedExpertTrainerMixin(PlannedTrainerMixin):
 
     def _measure_grad_norm(self) -> Tensor:
         """Return the norm of the whole model's gradient; collective over the block."""
-        parts = {id(parameter) for parameter in self._iterate_experts()}
+        parts = {id(parameter) for parameter in self._name_experts().values()}
         sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
         for parameter in self.model.parameters():
             if parameter.grad is not None:
@@ -162,9 +187,11 @@ class PlannedExpertTrainerMixin(PlannedTrainerMixin):
         experts = self._blocks.gather(sums[1:]).sum()
         return (sums[0] + experts).sqrt()
 
-    def _iterate_experts(self) -> Iterator[nn.Parameter]:
-        assert self._experts is not None
-        for module in self._experts.modules.values():
-            for parameter in module.parameters():
-                if parameter.requires_grad:
-                    yield parameter
+    def _name_experts(self) -> dict[str, nn.Parameter]:
+        """Return the trained parameters of experts by name, in parts if ranks have parts."""
+        return {
+            f"{prefix}.{key}": parameter
+            for prefix, module in find_experts(self.model).items()
+            for key, parameter in module.named_parameters()
+            if parameter.requires_grad
+        }

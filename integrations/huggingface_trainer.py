@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from seqplan.integrations.balanced_steps import BalancedSteps, RankedStep, list_lengths
 from seqplan.integrations.recomputation_limits import check_switchable
-from seqplan.integrations.trainer_trial import LABELS, cut_sample, measure_losses
+from seqplan.integrations.trainer_trial import LABELS, cut_sample, find_inexact
+from seqplan.runtime.huggingface.expert_loading import load_pretrained
+from seqplan.runtime.huggingface.experts import find_experts
 from seqplan.runtime.huggingface.recomputation import RecomputationSwitch
+from seqplan.runtime.huggingface.support import causal_lm
 from seqplan.runtime.stopwatch import Stopwatch
 
 IGNORED = -100
 """A label that no loss counts."""
-
-SEEN = 1e-3
-"""A token's logits may change by this share of the largest where another document changes."""
 
 _UNSYNCED = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU")
 """accelerate's kinds of ranks that meet once a step."""
@@ -62,6 +63,9 @@ class PlannedTrainerMixin:
 
     sync_each_micro_batch = True
     """FSDP2: False keeps whole gradients between micro-batches, for one reduction a step."""
+
+    _degree = 1
+    """Ranks that hold a layer's experts together."""
 
     # Set by the trainer.
     args: Any
@@ -198,6 +202,30 @@ class PlannedTrainerMixin:
                 "same, or train without resume_from_checkpoint"
             )
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        trainer: Any = super()
+        if not self._load_with_experts(resume_from_checkpoint):
+            trainer._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        trainer: Any = super()
+        if not self._load_with_experts(self.state.best_model_checkpoint):
+            trainer._load_best_model()
+
+    def _load_with_experts(self, folder: str) -> bool:
+        """Load a saved model that has experts; False without any, and if ranks have shards.
+
+        The trainer leaves out tensors that are stored in another form, as most experts are.
+        """
+        sharded = self.accelerator.distributed_type not in _UNSYNCED
+        adapted = causal_lm(self.model) is not self.model
+        there = Path(folder, "config.json").is_file()
+        if sharded or adapted or not there or not find_experts(self.model):
+            return False
+        stored = load_pretrained(folder, expert_parallel=self._degree, dtype=self.model.dtype)
+        self.model.load_state_dict(stored.state_dict())
+        return True
+
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
     ) -> tuple[list[Any], Any]:
@@ -214,7 +242,8 @@ class PlannedTrainerMixin:
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Run a step's micro-batches, gradients reduced once, or each time under FSDP2."""
         if not self._isolated:
-            self._check_isolation(model)
+            if reason := find_inexact(self, model):
+                raise UnplannableError(reason)
             self._isolated = True
         watch = self._watch = Stopwatch(self.args.device)
         total: Any = 0.0
@@ -254,37 +283,6 @@ class PlannedTrainerMixin:
             logs.update({f"plan/{name}": value for name, value in figures.items()})
         trainer: Any = super()
         trainer.log(logs, *args, **kwargs)
-
-    def _check_isolation(self, model: Any) -> None:
-        """Change one document of a micro-batch: another one's logits must not change."""
-        trainer: Any = self
-        places = 0, min(1, len(self.train_dataset) - 1)  # twice the same if it has one sample
-        first, second = (cut_sample(self.train_dataset[place], 16) for place in places)
-        ids, other_id = [int(i) for i in first["input_ids"]], int(second["input_ids"][0])
-        length = len(ids)
-        others = [other_id if i != other_id else (i - 1 if i else 1) for i in ids]
-        changed = {**first, "input_ids": others}
-        logits = []
-        was_training = model.training
-        model.eval()
-        with torch.no_grad(), trainer.compute_loss_context_manager():
-            for other in (first, changed):
-                packed = trainer._prepare_input(self.data_collator([other, second]))
-                inputs = {key: value for key, value in packed.items() if key not in LABELS}
-                logits.append(model(**inputs).logits[0, length:])
-            losses = measure_losses(model, packed, self.compute_loss_func)
-        model.train(was_training)
-        if not losses[0] > 1.5 * losses[1]:
-            what = "compute_loss_func" if self.compute_loss_func else "the model"
-            raise UnplannableError(
-                f"{what} ignores num_items_in_batch: its loss would be a mean of means"
-            )
-        if (logits[0] - logits[1]).abs().max() > SEEN * logits[0].abs().max():
-            raise UnplannableError(
-                "documents of a micro-batch see each other: attention "
-                f"{self.model.config._attn_implementation}, use_cache={self.args.use_cache}; pack "
-                "with position_ids and no attention_mask, and leave use_cache off"
-            )
 
 
 class _StepsOfRank:

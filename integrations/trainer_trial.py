@@ -5,10 +5,49 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 LABELS = ("labels", "shift_labels")
 
+SEEN = 1e-3
+"""A token's logits may change by this share of the largest where another document changes."""
 
-def measure_losses(model: Any, packed: Mapping[str, Any], function: Any) -> list[float]:
+
+def find_inexact(trainer: Any, model: Any) -> str | None:
+    """Return why packed micro-batches would not be exact; None if they are.
+
+    ``trainer``: of ``PlannedTrainerMixin``. If one document of a micro-batch changes, another one's
+    logits must not; and the loss must be of the step's count of tokens.
+    """
+    places = 0, min(1, len(trainer.train_dataset) - 1)  # twice the same if it has one sample
+    first, second = (cut_sample(trainer.train_dataset[place], 16) for place in places)
+    ids, other_id = [int(i) for i in first["input_ids"]], int(second["input_ids"][0])
+    length = len(ids)
+    others = [other_id if i != other_id else (i - 1 if i else 1) for i in ids]
+    changed = {**first, "input_ids": others}
+    logits = []
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), trainer.compute_loss_context_manager():
+        for other in (first, changed):
+            packed = trainer._prepare_input(trainer.data_collator([other, second]))
+            inputs = {key: value for key, value in packed.items() if key not in LABELS}
+            logits.append(model(**inputs).logits[0, length:])
+        losses = _measure_losses(model, packed, trainer.compute_loss_func)
+    model.train(was_training)
+    if not losses[0] > 1.5 * losses[1]:
+        what = "compute_loss_func" if trainer.compute_loss_func else "the model"
+        return f"{what} ignores num_items_in_batch: its loss would be a mean of means"
+    if (logits[0] - logits[1]).abs().max() > SEEN * logits[0].abs().max():
+        return (
+            "documents of a micro-batch see each other: attention "
+            f"{trainer.model.config._attn_implementation}, use_cache={trainer.args.use_cache}; "
+            "pack with position_ids and no attention_mask, and leave use_cache off"
+        )
+    return None
+
+
+def _measure_losses(model: Any, packed: Mapping[str, Any], function: Any) -> list[float]:
     """Return the losses of one sample in steps of 8 and of 16 tokens.
 
     The second is half of the first if the loss is a sum that is divided by the step's tokens.

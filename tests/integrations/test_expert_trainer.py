@@ -26,7 +26,7 @@ STEPS = 3
 
 
 @functools.cache
-def expert_trainer(made: Any, degree: int, folder: str, **more: Any) -> Any:
+def expert_trainer(made: Any, degree: int, folder: str, evaluated: int = 0, **more: Any) -> Any:
     """The trainer that a user writes, of a model."""
     from transformers import Trainer
 
@@ -39,6 +39,7 @@ def expert_trainer(made: Any, degree: int, folder: str, **more: Any) -> Any:
         model=made,
         args=arguments(folder, num_train_epochs=1, **more),
         train_dataset=SAMPLES,
+        eval_dataset=SAMPLES[:evaluated] or None,
         data_collator=packing(),
         planned=planned(),
         expert_parallel=degree,
@@ -123,6 +124,77 @@ def test_losses_norms_and_values_are_those_of_one_process(
         np.testing.assert_allclose(saved[name], value, rtol=0, atol=5e-5)
 
 
+def resume(degree: int, folder: str, checkpoint: str | None, **more: Any) -> list[float]:
+    """Train on, or from the start, with checkpoints; return the losses of all steps."""
+    saving = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 3}
+    trainer = expert_trainer(
+        expert_model(), degree, folder, optim="adamw_torch", **{**saving, **more}
+    )
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@functools.cache
+def straight() -> list[float]:
+    """Losses of one process without a stop."""
+    (losses,) = on_ranks(1, functools.partial(resume, 1, tempfile.mkdtemp(), None))
+    return losses  # type: ignore[no-any-return]
+
+
+def test_a_run_resumes_on_any_number_of_ranks(tmp_path: Path) -> None:
+    first, stopped, again = (str(tmp_path / name) for name in ("first", "stopped", "again"))
+    losses, *_ = on_ranks(2, functools.partial(resume, 2, first, None))
+    assert losses == pytest.approx(straight(), rel=1e-6)
+    checkpoint = f"{first}/checkpoint-1"
+    assert sorted(path.name for path in Path(checkpoint).glob("optimizer*")) == [
+        "optimizer.pt",
+        "optimizer_experts_1_of_2.pt",
+    ]
+    # Two parts are read as four, and these as one; two as one, and that as two.
+    on_ranks(4, functools.partial(resume, 4, stopped, checkpoint, max_steps=2))
+    on_ranks(1, functools.partial(resume, 1, again, checkpoint, max_steps=2))
+    (losses,) = on_ranks(1, functools.partial(resume, 1, first, f"{stopped}/checkpoint-2"))
+    assert losses == pytest.approx(straight(), rel=1e-6)
+    old = Path(stopped, "checkpoint-3", "optimizer_experts_1_of_4.pt")
+    old.parent.mkdir()
+    old.touch()
+    losses, *_ = on_ranks(2, functools.partial(resume, 2, stopped, f"{again}/checkpoint-2"))
+    assert losses == pytest.approx(straight(), rel=1e-6)
+    assert not old.exists()
+    Path(stopped, "checkpoint-2", "optimizer_experts_2_of_4.pt").unlink()
+    with pytest.raises(RuntimeError, match=r"optimizer_experts_2_of_4\.pt is missing, or is of"):
+        on_ranks(2, functools.partial(resume, 2, again, f"{stopped}/checkpoint-2"))
+
+
+def find_best(degree: int, folder: str) -> float:
+    """Train by steps that are too large; return the best loss, which the model at the end has."""
+    trainer = expert_trainer(
+        expert_model(),
+        degree,
+        folder,
+        learning_rate=5.0,
+        save_strategy="steps",
+        save_steps=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=1,
+        load_best_model_at_end=True,
+        evaluated=4,
+    )
+    trainer.train()
+    losses = [e["eval_loss"] for e in trainer.state.log_history if "eval_loss" in e]
+    assert min(losses) < losses[-1]
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(min(losses), rel=1e-6)
+    return min(losses)
+
+
+def test_the_best_model_is_loaded_with_its_experts(tmp_path: Path) -> None:
+    one, two = (str(tmp_path / name) for name in ("one", "two"))
+    whole = on_ranks(2, functools.partial(find_best, 1, one))
+    parts = on_ranks(2, functools.partial(find_best, 2, two))
+    assert parts == pytest.approx(whole, rel=1e-6)
+
+
 def reject() -> dict[str, str]:
     """The messages of settings and models that are rejected, on one rank of two."""
     from trainer_ranks import model
@@ -139,7 +211,7 @@ def reject() -> dict[str, str]:
         "ranks": attempt(expert_model(), 3),
         "dense": attempt(model(), 2),
         "optimizer": attempt(expert_model(), 2, optim="adafactor"),
-        "checkpoints": attempt(expert_model(), 2, save_strategy="epoch"),
+        "checkpoints": attempt(expert_model(), 2, save_on_each_node=True),
     }
 
 
@@ -148,5 +220,5 @@ def test_other_settings_are_rejected() -> None:
         assert "expert_parallel: 3 does not divide the 2 ranks" in messages["ranks"]
         assert re.search("LlamaForCausalLM: .*has no experts", messages["dense"])
         assert "optim=adafactor with expert_parallel" in messages["optimizer"]
-        assert "Set save_only_model=True" in messages["checkpoints"]
+        assert "Save into a folder that all ranks share" in messages["checkpoints"]
         assert all(len(message.splitlines()) == 1 for message in messages.values())

@@ -118,8 +118,8 @@ def _slow_ranks(plan: Plan) -> Iterable[str]:
     slowest = max(slow, key=lambda pipeline: pipeline.slowdown)
     yield (
         f"{_count(slow, 'pipeline')} of slow ranks, up to {slowest.slowdown:g} × "
-        f"({_ranks(slowest.ranks, 30)}): costs {percent(gpus / speed - 1)}, without planning "
-        f"around it up to {percent(slowest.slowdown - 1, 0)}"
+        f"({_ranks(slowest.ranks, 30)}): costs at least {percent(gpus / speed - 1)}, up to "
+        f"{percent(slowest.slowdown - 1, 0)} if plans ignore it"
     )
 
 

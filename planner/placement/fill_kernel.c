@@ -11,7 +11,7 @@
  * and sized.c. fill_kernel's caller compares it with the files beside it: a kernel that was built
  * from another text is not used.
  */
-#define SOURCE "72962be95211ea42"
+#define SOURCE "8471990bac9cea7b"
 
 #include "fill_kernel.h"
 
@@ -317,6 +317,7 @@ static void open_pipeline(Fill *fill, int64_t first, double target) {
     int64_t length = fill->pool.lengths[first];
     if (full->capacity < length) length = full->capacity;
     double light_c = costs->modes[0].c;
+    for (int64_t m = 1; m < costs->mode_count; m++) light_c = least(light_c, costs->modes[m].c);
     double token_work = (double)full->capacity * (full->a * (double)length + full->b);
     if (costs->most_sizes) {
         double most_ms = most(token_work + full->c, alone * ROUND);

@@ -288,7 +288,7 @@ def _open(costs: ClassCosts, pool: SequencePool, first: int, target: float, most
     budget = target * ROUND
     if costs.pp == 1:
         return _Pipeline(costs, pool, budget, Sizes(inf), most)
-    light_c = by_mode[0].c
+    light_c = min(mode.c for mode in by_mode)
     # A full micro-batch: of the mode that is cheapest for a middle length.
     middle = min(first + (len(pool.lengths) - first) // 2, len(pool.lengths) - 1)
     full = by_mode[costs.preferred[middle][0]]

@@ -17,6 +17,9 @@ from seqplan.plans.scheme import Scheme, Strategy
 MOST = 1e3
 """The largest factor; a rank that is slower still counts as lost."""
 
+MOST_LEFT_OUT = 3
+"""Numbers of slow ranks that are left out at most: of the slowest ones, and of all."""
+
 
 _Placed = tuple[Scheme, float, tuple[int, ...]]
 """A pipeline's scheme, factor and ranks."""
@@ -129,6 +132,14 @@ class Slowdown:
             if of == scheme
         ]
 
+    def keep_fitting(self, models: Models) -> Models:
+        """Return the models of schemes that a block of ranks without lost ones holds."""
+        return {
+            scheme: model
+            for scheme, model in models.items()
+            if self.place(Strategy.from_counts({scheme: 1}))
+        }
+
     def fit(self, strategy: Strategy, schemes: Collection[Scheme]) -> Strategy:
         """Return the strategy with groups that aligned blocks without lost ranks hold.
 
@@ -141,8 +152,7 @@ class Slowdown:
             scheme = max(waiting, key=lambda waits: waits.gpus)
             waiting.remove(scheme)
             size = scheme.gpus
-            blocks = (slice(at, at + size) for at in range(0, len(free) - size + 1, size))
-            block = next((block for block in blocks if all(free[block])), None)
+            block = _find_block(free, size, size if _is_aligned(size) else 1)
             if block is not None:
                 counts[scheme] += 1
                 free[block] = [False] * size
@@ -151,6 +161,37 @@ class Slowdown:
             smaller = max((s for s in of_layout if s.gpus < size), key=_by_size, default=None)
             if smaller is not None:
                 waiting += [smaller] * (size // smaller.gpus)
+        return Strategy.from_counts(counts)
+
+    def leave_out_slow(self) -> list[Slowdown]:
+        """List the speeds if the slowest ranks count as lost: those of the largest factor, of the
+        two largest, and all that are slower than the fastest.
+        """
+        slower = sorted(set(self.in_order.tolist()), reverse=True)[:-1]
+        limits = dict.fromkeys([*slower[: MOST_LEFT_OUT - 1], *slower[-1:]])
+        return [
+            Slowdown(tuple(None if f is None or f >= limit else f for f in self.factors))
+            for limit in limits
+        ]
+
+    def fill_up(self, strategy: Strategy, schemes: Collection[Scheme]) -> Strategy:
+        """Add pipelines on the blocks that a strategy leaves free, of its smallest scheme's layout.
+
+        They are of the smallest of ``schemes`` in it.
+        """
+        placed = self.place(strategy)
+        if not placed:
+            return strategy
+        layout = min((scheme.tp, scheme.pp) for scheme, _ in strategy.counts)
+        smallest = min((s for s in schemes if (s.tp, s.pp) == layout), key=_by_size)
+        free = [factor is not None for factor in self.factors]
+        for block, _ in placed:
+            for rank in block:
+                free[rank] = False
+        counts = Counter(strategy)
+        while (found := _find_block(free, smallest.gpus, smallest.gpus)) is not None:
+            counts[smallest] += 1
+            free[found] = [False] * smallest.gpus
         return Strategy.from_counts(counts)
 
     def _place_aligned(
@@ -164,7 +205,7 @@ class Slowdown:
         placed = []
         for scheme in sorted(strategy, key=lambda scheme: -scheme.gpus):
             size = scheme.gpus
-            aligned = not only_powers or size & (size - 1) == 0
+            aligned = not only_powers or _is_aligned(size)
             blocks = [
                 self._time_block(scheme, first)
                 for first in range(0, len(free) - size + 1, size if aligned else 1)
@@ -181,6 +222,17 @@ class Slowdown:
         """Place a pipeline on the ranks from ``first`` on: it is as slow as its slowest rank."""
         block = tuple(range(first, first + scheme.gpus))
         return scheme, max(self.factors[rank] or 0.0 for rank in block), block
+
+
+def _is_aligned(size: int) -> bool:
+    """Whether groups of a size lie on blocks that are aligned to it: powers of two."""
+    return size & (size - 1) == 0
+
+
+def _find_block(free: Sequence[bool], size: int, step: int) -> slice | None:
+    """Find the first free block of ``size`` ranks that begins at a multiple of ``step``."""
+    blocks = (slice(at, at + size) for at in range(0, len(free) - size + 1, step))
+    return next((block for block in blocks if all(free[block])), None)
 
 
 def _by_size(scheme: Scheme) -> tuple[int, Scheme]:

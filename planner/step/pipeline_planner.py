@@ -63,10 +63,7 @@ class PipelinePlanner:
     def _models(self) -> Models:
         """Return the models of schemes that fit a block of ranks without lost ones."""
         models = self.problem.models
-        if self._speeds is None or not self._lost:
-            return models
-        place = self._speeds.place
-        return {s: m for s, m in models.items() if place(Strategy.from_counts({s: 1}))}
+        return self._speeds.keep_fitting(models) if self._speeds and self._lost else models
 
     def plan(self, batch: Batch) -> Plan:
         """Plan a batch; ``Infeasible`` if no scheme holds a sequence."""
@@ -92,18 +89,26 @@ class PipelinePlanner:
         raise AssertionError("a strategy on no GPUs is infeasible")
 
     def _select_around(self, batch: Batch, used: int, speeds: Slowdown) -> Selected | None:
-        """Select a strategy on so many ranks; of each layout, if the best has no blocks."""
+        """Select a strategy on so many ranks; of each layout, if the best has no blocks.
+
+        And with the slowest ranks left out.
+        """
         sync, prove = self.problem.sync, self.options.prove
         first = self._select_on(batch, used, self._models)
-        selections = [(first, self._models)]
+        selections = [(first, self._models, speeds)]
         if speeds.place(first.placement.strategy) is None:
             for layout in self._layouts:
                 with suppress(Infeasible):
                     of_layout = self._select_on(batch, used, layout.models)
-                    selections.append((of_layout, layout.models))
+                    selections.append((of_layout, layout.models, speeds))
+        for rest in speeds.leave_out_slow():
+            with suppress(Infeasible):
+                models = rest.keep_fitting(self._models)
+                of_rest = self._select_on(batch, min(used, len(rest.order)), models)
+                selections.append((of_rest, models, rest))
         placed = [
-            place_around(selected, batch, models, speeds, sync, prove=prove)
-            for selected, models in selections
+            place_around(selected, batch, models, speeds, sync, used=rest, prove=prove)
+            for selected, models, rest in selections
         ]
         times = sync or NO_SYNC
         return min(

@@ -74,15 +74,17 @@ def place_around(
     speeds: Slowdown,
     sync: SyncTimes | None,
     *,
+    used: Slowdown,
     prove: bool,
 ) -> Selected | None:
     """Choose a strategy for ranks of different speeds, given the selection for equal ones.
 
     Of the strategies considered, the fastest on equal ranks are placed so that slow ranks are in
     few GPUs' pipelines, and the batch is assigned anew; if lost ranks leave them no block, with
-    smaller groups (``Slowdown.fit``). The bound is of the chosen strategy with
-    these slow pipelines; candidates keep bounds of equal ranks, which are lower. None if no
-    strategy can be placed without the lost ranks.
+    smaller groups (``Slowdown.fit``). ``used``: the same speeds, of which some ranks may count as
+    lost, so that their pipelines, if any, are the smallest (``Slowdown.fill_up``). The bound is of
+    the chosen strategy with these slow pipelines; candidates keep bounds of equal ranks, which are
+    lower. None if no strategy can be placed without the lost ranks.
     """
     times = sync or NO_SYNC
     timed = {
@@ -91,14 +93,16 @@ def place_around(
         if entry.predicted_ms is not None
     }
     ranked = sorted(timed, key=lambda strategy: timed[strategy])[:MOST_STRATEGIES]
+    chosen = [selected.placement.strategy, *ranked]
+    fitted = [s if used.place(s) is not None else used.fit(s, models) for s in chosen]
+    if used != speeds:
+        fitted += [speeds.fill_up(strategy, models) for strategy in fitted]
     best: Placement | None = None
     best_ms = float("inf")
     reached: dict[Strategy, float] = {}
-    chosen = [selected.placement.strategy, *ranked]
-    fitted = [s if speeds.place(s) is not None else speeds.fit(s, models) for s in chosen]
     for strategy in dict.fromkeys(fitted):
         placed = speeds.place(strategy)
-        if placed is None:
+        if not placed:
             continue
         fleet = make_slow_fleet(strategy, models, [factor for _, factor in placed])
         filler = Filler(fleet, batch)

@@ -139,3 +139,39 @@ def test_offload_is_planned_and_written() -> None:
         assert used & {"elementwise+0.5", "elementwise+1"}
         assert '"offload_layers":' in to_json(plan)
         assert "elementwise+" in explain(plan, models)
+
+
+def test_a_mode_with_less_overhead_holds_a_sequence_that_others_do_not() -> None:
+    """A full micro-batch of the second mode takes less than the overhead of the first."""
+    bytes_of = {"none": 2400.0, "mlp": 1000.0}
+    coefficients = {"none": {"a": 0.0, "b": 6.6, "c": 500.0}, "mlp": {"a": 0.0, "b": 8.0, "c": 1.0}}
+    document = {
+        "schema": 2,
+        "name": "small",
+        "source": "a test",
+        "residuals": "none",
+        "hardware": {"gpu": "small", "gpus_per_node": 8},
+        "model": {"hidden": 64, "layers": 12},
+        "zero_stage": 1,
+        "memory": {
+            "capacity_bytes": 33_000.0,
+            "context_bytes": 0.0,
+            "margin_bytes": 0.0,
+            "sharded_state_bytes": [[None, 0.0]],
+            "resident_layer_bytes": 0.0,
+            "resident_embedding_bytes": 0.0,
+        },
+        "modes": [
+            {
+                "name": name,
+                "forward_fraction": 1 / 3,
+                "kept_bytes_per_token": {"1": kept},
+                "transient_bytes_per_token": {"1": 0.0},
+            }
+            for name, kept in bytes_of.items()
+        ],
+        "schemes": [{"pp": 2, "modes": coefficients}],
+    }
+    profile = Profile.from_document(document, "small")
+    plan = Planner.from_profile(profile, 2, 23, sync=None).plan([23])
+    assert plan.predicted_ms == pytest.approx((23 * 8 + 1) * 2)

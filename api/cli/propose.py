@@ -21,6 +21,7 @@ from seqplan.costs.lengths import read_lengths
 from seqplan.planner.proposal.backends import apply_backend
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.expert_rows import explain_degrees
+from seqplan.planner.proposal.layouts import compare_static
 from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
 from seqplan.plans.format.atomic_file import write_text
@@ -134,6 +135,12 @@ def proposal_lines(proposal: Proposal) -> list[str]:
         ),
     ]
     notes = [] if proposal.layouts is None else [*proposal.layouts.why]
+    if proposal.profile.expert_parallel > 1:
+        notes.append(
+            "seqplan compare has the best static run, of any scheme and degree of experts."
+        )
+    elif proposal.layouts is not None:
+        notes.append(compare_static(proposal.layouts, proposal.expected_ms))
     if proposal.experts:
         notes += explain_degrees(proposal.experts, proposal.profile.expert_parallel)
     if proposal.sync is not None:

@@ -9,6 +9,7 @@ from math import inf
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.expert_sharing import expert_bound_ms
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
+from seqplan.planner.proposal.candidates import Progress
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.expert_rows import ExpertRow
 from seqplan.planner.step.step_planner import StepPlanner
@@ -18,14 +19,17 @@ from seqplan.plans.percent import percent
 LAYOUT_GAIN = 1e-3
 """By what share another layout has to be faster to be chosen for groups smaller than a block."""
 
-PRICED_BATCHES = 2
-"""Batches that are planned with each degree."""
 
-
-def price_degree(problem: PlanningProblem, batches: Sequence[Batch]) -> ExpertRow:
+def price_degree(
+    problem: PlanningProblem, batches: Sequence[Batch], progress: Progress | None = None
+) -> ExpertRow:
     """Plan the batches with a problem's degree; ``Infeasible`` if no scheme holds a sequence."""
     planner = StepPlanner(problem, PlanningOptions(prove=False))
-    plans = [planner.plan(batch) for batch in batches]
+    plans = []
+    for done, batch in enumerate(batches):
+        if progress is not None:
+            progress("planning batches", done, len(batches))
+        plans.append(planner.plan(batch))
     sync_ms = sum(plan.sync_ms or 0.0 for plan in plans) / len(plans)
     compute_ms = sum(plan.predicted_ms for plan in plans) / len(plans)
     return ExpertRow(

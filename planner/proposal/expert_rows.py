@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from seqplan.plans.percent import percent
 
+PRICED_BATCHES = 2
+"""Batches that are planned with each degree."""
+
 
 @dataclass(frozen=True)
 class ExpertRow:
-    """One degree E: the mean time of a step with it (ms), of which ``sync_ms`` is sync.
+    """One degree E: the mean time of ``PRICED_BATCHES`` steps (ms), of which ``sync_ms`` is sync.
 
     Both are None if no scheme holds the data, or if ``lower_bound_ms`` shows that another degree
     is faster. ``longest``: tokens of the longest sequence that some scheme holds.
@@ -28,8 +31,9 @@ def explain_degrees(rows: Sequence[ExpertRow], chosen: int) -> list[str]:
     (best,) = (row for row in rows if row.expert_parallel == chosen)
     texts = [
         (
-            f"Experts on {chosen} ranks: {best.expected_ms or 0:,.0f} ms a step, of which "
-            f"{best.sync_ms or 0:,.0f} ms sync; the longest sequence is {best.longest:,} tokens."
+            f"Experts on {chosen} ranks: {best.expected_ms or 0:,.0f} ms a step (mean of "
+            f"{PRICED_BATCHES} batches), of which {best.sync_ms or 0:,.0f} ms sync; the longest "
+            f"sequence is {best.longest:,} tokens."
         )
     ]
     for row in rows:

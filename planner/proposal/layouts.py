@@ -95,7 +95,6 @@ def explain_choice(
             why.append(f"The next is {layout_text(layout)}, {more} in time.")
     if nearest is not None and (edge := _tie_edge(nearest, times)):
         why.insert(1, edge)
-    why.append(against_static(best_ms, times))
     why.append(flips(chosen, times, scenarios, ONE_LAYOUT))
     rows = tuple(
         LayoutRow(*layout, round(sync.compute_exposed_ms([layout]), 3), round(ms, 3))
@@ -127,14 +126,15 @@ def _tie_edge(layout: Layout, times: LayoutTimes) -> str:
     )
 
 
-def against_static(best_ms: float, times: LayoutTimes) -> str:
-    if times.static is None:
+def compare_static(choice: LayoutChoice, expected_ms: float) -> str:
+    """Compare strategies that take ``expected_ms`` with the best static one."""
+    if choice.static is None or choice.static_ms is None:
         return "No static strategy holds the longest sequence."
-    strategy, static_ms = times.static
-    gain = static_ms / best_ms - 1
+    gain = choice.static_ms / expected_ms - 1
     if gain <= ONE_LAYOUT:
-        return f"Nothing is {percent(ONE_LAYOUT)} faster than the static {strategy}: that will do."
+        least = percent(ONE_LAYOUT)
+        return f"Nothing is {least} faster than the static {choice.static}: that will do."
     return (
-        f"The best static strategy, {strategy}, takes {static_ms:,.0f} ms: these are "
+        f"The best static strategy, {choice.static}, takes {choice.static_ms:,.0f} ms: these are "
         f"{1 + gain:.2f} times as fast."
     )

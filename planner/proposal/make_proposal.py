@@ -32,13 +32,12 @@ from seqplan.planner.proposal.candidates import (
 from seqplan.planner.proposal.document import Candidate, Proposal
 from seqplan.planner.proposal.eq4 import continuous_proposal, integer_strategies
 from seqplan.planner.proposal.expert_choice import (
-    PRICED_BATCHES,
     bound_degree,
     choose_degree,
     choose_group_layout,
     price_degree,
 )
-from seqplan.planner.proposal.expert_rows import ExpertRow
+from seqplan.planner.proposal.expert_rows import PRICED_BATCHES, ExpertRow
 from seqplan.planner.proposal.kept_strategies import Proposed
 from seqplan.planner.proposal.micro_steps_proposal import propose_micro_steps
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
@@ -154,16 +153,15 @@ def _propose_degrees(
     chosen = choose_degree(in_order)
     if chosen is None:
         raise error or Infeasible(f"{workload.gpus} GPUs are too few for {profile.name}; add GPUs")
+    best = proposals[chosen]
+    if chosen == 1:
+        return replace(best, experts=tuple(in_order))
     # Steps may be faster than the best candidate, in groups smaller than a block.
-    best = rows[chosen].expected_ms
-    expected_ms = min(proposals[chosen].expected_ms, best or inf)
-    bound_ms = min(proposals[chosen].lower_bound_ms, expected_ms)
-    return replace(
-        proposals[chosen],
-        experts=tuple(in_order),
-        expected_ms=expected_ms,
-        lower_bound_ms=bound_ms,
-    )
+    judged = list(sampler.batches(best.judged))
+    priced_ms = price_degree(best.problem, judged, request.progress).expected_ms or inf
+    expected_ms = min(best.expected_ms, priced_ms)
+    bound_ms = min(best.lower_bound_ms, expected_ms)
+    return replace(best, experts=tuple(in_order), expected_ms=expected_ms, lower_bound_ms=bound_ms)
 
 
 def _propose(profile: Profile, sync: SyncTimes | None, request: _Request) -> Proposal:

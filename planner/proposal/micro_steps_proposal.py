@@ -23,7 +23,6 @@ from seqplan.planner.proposal.layouts import (
     ONE_LAYOUT,
     LayoutChoice,
     LayoutRow,
-    against_static,
     choose_layout,
 )
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios, flips
@@ -206,7 +205,6 @@ def _choice(
         more = other_ms / times[chosen] - 1
         why.append(f"The next is {layout_text(layout)}, {percent(more, 1, '+')} in time.")
     compared = LayoutTimes(times, times[chosen], static, synchronized)
-    why.append(against_static(times[chosen], compared))
     why.append(flips(chosen, compared, scenarios, ONE_LAYOUT))
     return LayoutChoice(
         layout_text(chosen),

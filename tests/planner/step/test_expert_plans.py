@@ -38,6 +38,7 @@ from seqplan.planner.experts import leveling
 from seqplan.planner.experts.components import plan_components
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
+from seqplan.planner.proposal.make_proposal import _SAMPLE_SEED
 from seqplan.planner.proposal.scheme_filter import SchemeFilter
 from seqplan.planner.simulation.timeline import plan_timeline, simulate_plan_ms
 from seqplan.planner.step.check_bounds import find_unproven
@@ -273,7 +274,13 @@ def test_a_proposal_weighs_the_degrees() -> None:
     assert (left_out.lower_bound_ms or 0.0) >= (rows[chosen].expected_ms or inf)
     assert rows[8].longest > rows[2].longest
     assert Proposal.from_json(proposal.to_json(), "proposal") == proposal
+    judged = Sampler(LENGTHS, 25_000, workload.max_len, _SAMPLE_SEED).batches(proposal.judged)
+    plans = [StepPlanner(proposal).plan(batch) for batch in judged]
+    steps_ms = np.mean([plan.predicted_ms + (plan.sync_ms or 0.0) for plan in plans])
+    assert proposal.lower_bound_ms <= proposal.expected_ms == pytest.approx(steps_ms, rel=0.01)
     text = "\n".join(proposal_lines(proposal))
+    assert "seqplan compare has the best static run" in text
+    assert "that will do" not in text
     assert f"Experts on {chosen} ranks:" in text
     assert "at least +" in text
     both = make_expert_profile({2: 0.3, 4: 0.3}, slower={4: 1.01})

@@ -135,6 +135,6 @@ def _mode_shares(plan: Plan, padded: int) -> dict[str, float]:
 
 
 def _peak_seconds(plan: Plan, profile: Profile) -> float | None:
-    """Return how long the step's model FLOPs take at the GPUs' peak; None if unknown."""
+    """Return how long the step's model FLOPs take at the peak of the GPUs left; None if unknown."""
     flops, peak = model_flops(profile.shape, plan.lengths), peak_flops(profile)
-    return None if flops is None or peak is None else flops / (peak * plan.world_size)
+    return None if flops is None or peak is None else flops / (peak * plan.gpus_left)

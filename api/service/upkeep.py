@@ -24,6 +24,10 @@ EVERY_S = 5.0
 EXPIRE_S = 30.0
 """How often steps expire, at most."""
 
+REMOVE_AFTER_S = 3600.0
+"""How long a service runs before it removes jobs: ranks have requested plans by then, and a clock
+that was wrong at the start is right."""
+
 _HOUR_S = 3600.0
 _DAY_S = 24 * _HOUR_S
 _TARGET_S = 0.02
@@ -80,6 +84,7 @@ class Upkeep(PeriodicThread):
         self._remove = remove
         self._take_requests = take_requests
         self._expire_at = self._hourly_at = 0.0
+        self._remove_at = time.monotonic() + REMOVE_AFTER_S
         self.jobs_by_state: dict[str, int] = {}
         """Jobs of the store in each state, as of the last look."""
 
@@ -98,8 +103,10 @@ class Upkeep(PeriodicThread):
                 self._expire(claim)
                 self._expire_at = time.monotonic() + EXPIRE_S
             self._abandon_jobs()
-            if time.monotonic() >= self._hourly_at:
+            if time.monotonic() >= self._remove_at:
                 self._remove_old_jobs()
+                self._remove_at = time.monotonic() + _HOUR_S
+            if time.monotonic() >= self._hourly_at:
                 self._do_hourly(claim)
                 self._hourly_at = time.monotonic() + _HOUR_S
             self._free_pages(claim)

@@ -277,17 +277,21 @@ class AcknowledgementSender:
         return since is not None and time.monotonic() - since >= self._outage_s
 
     def _send_due(self) -> None:
+        dropped: list[Exception] = []
         while self.has_queued and time.monotonic() >= self._next_try:
             first = self._file.entries[0]
             try:
                 if not self._try(first):
-                    return
+                    break
             except (PlanError, EndOfPlans) as rejected:
                 if first in self._file.adopted:  # the job that sent it has ended
-                    warnings.warn(f"queued acknowledgement: {rejected}", stacklevel=2)
+                    dropped.append(rejected)
                 else:
                     self._failure = self._failure or rejected
             self._file.remove_first()
+        if dropped:
+            count = f"{len(dropped)} queued by a process that ended"
+            warnings.warn(f"acknowledgements dropped, {count}: {dropped[0]}", stacklevel=2)
 
     def _try(self, entry: Acknowledgement) -> bool:
         """Send one; False if the service is away, the rejection raised if it rejects it."""

@@ -118,10 +118,12 @@ class HttpSource:
         self._plans = Connection(parts.hostname, parts.port, secure)
         self._acks = Connection(parts.hostname, parts.port, secure)
         folder = default_folder() if queue_folder is None else Path(queue_folder)
-        file = AcknowledgementFile(folder, self._where)
-        self._sender = AcknowledgementSender(self._post, _rejection, file, outage_s)
+        self._queue = AcknowledgementFile(folder, self._where)
+        self._sender = AcknowledgementSender(self._post, _rejection, self._queue, outage_s)
+        self._first_step: int | None = None  # that was requested here
 
     def view(self, step: int, rank: int, timeout_s: float) -> RankView:
+        self._note_step(step)
         lost: _LostRank | None = None
         for _ in range(_RENUMBERED):
             planned = self._number_as_planned(rank)
@@ -146,6 +148,7 @@ class HttpSource:
         return rank_view(plan, rank, digest=digest)
 
     def plan(self, step: int, timeout_s: float) -> tuple[Plan, str]:
+        self._note_step(step)
         subject = f"{self._where}: step {step}"
         answer = self._get_plan(self._path(PLAN, step=step), subject, timeout_s)
         plan, digest = _plan(answer, subject)
@@ -154,6 +157,9 @@ class HttpSource:
         placed = place_plan(plan, self._world_size, subject)
         self._planned_ranks = plan.ranks_left
         return placed, digest
+
+    def _note_step(self, step: int) -> None:
+        self._first_step = step if self._first_step is None else self._first_step
 
     def _path(self, route: str, **names: int) -> str:
         return self._prefix + fill_route(route, job=self._job, **names)
@@ -229,9 +235,13 @@ class HttpSource:
     def _catch_up(self, entry: Acknowledgement, problem: dict[str, Any]) -> None:
         """Acknowledge the last step of a restored service, so that it plans on.
 
-        ``ServiceBehind`` if the step of ``entry`` had a plan, which the service lacks.
+        ``ServiceBehind`` if the step of ``entry`` had a plan, which the service lacks. One that an
+        ended process left behind, of a step that this process has yet to do, is of an earlier job
+        of the same name, or of steps that are repeated.
         """
         fields = json.loads(entry.body)
+        if entry in self._queue.adopted and fields["step"] >= (self._first_step or 0):
+            return
         last = problem.get("last_step")
         if not str(problem.get("type", "")).endswith("not-planned") or fields["digest"] is None:
             return

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from seqplan.api.rest.middleware.http_middleware import HttpMiddleware
-from seqplan.api.rest.payloads.plan_response import send_bytes
+from seqplan.api.rest.payloads.plan_response import has_tag, send_bytes
 
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -66,7 +66,8 @@ class Dashboard(HttpMiddleware):
         if file is None:
             await self._app(scope, receive, send)
             return
-        known = Headers(scope=scope).get("if-none-match", "").encode("latin-1") == file.tag
+        tags = Headers(scope=scope).get("if-none-match", "").encode("latin-1")
+        known = has_tag(tags, file.tag)
         status, body = (304, b"") if known else (200, file.body)
         headers = [*file.headers]
         if not known:

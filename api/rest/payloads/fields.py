@@ -37,15 +37,21 @@ def _integral_list(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
         return check([_integral(number) for number in value])
 
 
-def _without_nul(text: str) -> str:
+def _check_text(text: str) -> str:
     if "\0" in text:
         raise PydanticCustomError("nul", "has a NUL character")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError(
+            "surrogate", "must be text without half of a surrogate pair"
+        ) from None
     return text
 
 
 Text = Annotated[
     str,
-    AfterValidator(_without_nul),
+    AfterValidator(_check_text),
     WithJsonSchema({"type": "string", "pattern": "^[^\\u0000]*$"}),
 ]
 """A name or digest; PostgreSQL has no text with a NUL."""

@@ -24,6 +24,13 @@ def describe_json(body: bytes) -> Headers:
     return [(b"content-type", b"application/json"), (b"content-length", length)]
 
 
+def has_tag(known: bytes, tag: bytes) -> bool:
+    """Whether an If-None-Match header has this tag, or is ``*`` (RFC 9110, 13.1.2)."""
+    if known == tag:
+        return True
+    return any(part.strip().removeprefix(b"W/") in (tag, b"*") for part in known.split(b","))
+
+
 def answer(
     ready: ReadyPlan | None, rank: int | None, request_headers: Iterable[tuple[bytes, bytes]]
 ) -> tuple[int, Headers, bytes]:
@@ -39,7 +46,7 @@ def answer(
     if rank in ready.lost_ranks:
         raise rank_lost(rank)
     tag = f'"{ready.digest}"'.encode()
-    if any(name == b"if-none-match" and value == tag for name, value in request_headers):
+    if any(name == b"if-none-match" and has_tag(value, tag) for name, value in request_headers):
         return 304, [(b"etag", tag)], b""
     body = ready.line
     if rank is not None:

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from seqplan.api.rest.payloads import answers
 from seqplan.api.rest.payloads.parameters import AfterStep, Digits, Limit, StepOfPlan
+from seqplan.api.rest.payloads.plan_response import has_tag
 from seqplan.api.rest.payloads.problems import Problem, require_found, require_row
 from seqplan.api.rest.state.shared import ServiceOf, SummariesOf, WatchOf, read_off_loop
 from seqplan.api.service.calibration_watch import MOST_POINTS, WINDOW, CalibrationWatch
@@ -230,7 +231,7 @@ def get_timeline(
             plans.get_plan(connection, job, step), f"plan of step {step} in job {job}"
         )
         tag = f'"timeline-{stored.digest}"'
-        if request.headers.get("If-None-Match") == tag:
+        if has_tag(request.headers.get("If-None-Match", "").encode(), tag.encode()):
             return Response(status_code=304, headers={"ETag": tag})
         profile = watch.profile(connection, row.proposal)
     plan = read_stored(stored)

@@ -52,6 +52,16 @@ def test_predictions_include_the_slowdown_of_ranks() -> None:
     assert record.error == pytest.approx(0.0)
 
 
+def test_lost_ranks_have_no_part_in_the_peak() -> None:
+    slowdown = [1.0] * 5 + [None] * 3
+    planner = Planner.from_profile("llama3-8b-h100-80gb", 8, 8_192, sync=None, slowdown=slowdown)
+    record = StepMetrics.from_plan(
+        planner.plan([4_000, 900] * 16), profile=find_profile("llama3-8b-h100-80gb")
+    )
+    assert record.predicted_mfu is not None
+    assert record.predicted_mfu > 0.35
+
+
 def test_attention_counts_by_the_square_of_each_length(dense: PlannedFiles) -> None:
     plan = next(iter(read_plans(dense.plans)))
     profile = find_profile(dense.profile)

@@ -18,6 +18,7 @@ BODIES: list[Any] = [
     {"step": 0, "rank": -1, "digest": None},
     {"step": True, "rank": 0, "digest": None},
     {"step": 0, "rank": 0, "digest": "a\0b"},
+    {"step": 0, "rank": 0, "digest": "\ud800"},
     {"step": 0, "rank": 0, "digest": None, "measured_ms": -1.0},
     {"step": 0, "rank": 0, "digest": None, "measured_ms": "1"},
     {"step": 0, "rank": 0},
@@ -38,6 +39,7 @@ def test_an_answer_is_that_of_the_framework(stocked: Stocked, body: Any) -> None
     kind = {"Content-Type": "application/json; charset=utf-8"}
     other = served.send("POST", "/v1/jobs/acked/acks", json.dumps(body).encode(), kind)
     assert (direct.status, direct.json) == (other.status, other.json)
+    assert direct.status < 500
     assert direct.headers["content-type"] == other.headers["content-type"]
 
 

@@ -1,5 +1,6 @@
 """Bodies of very many numbers, bodies that are far too large, and texts with a NUL."""
 
+import re
 import sys
 from collections.abc import Iterator
 from types import FrameType
@@ -40,7 +41,15 @@ def test_a_nul_is_no_outage(either: Stocked) -> None:
         assert "has a NUL character" in served.problem("GET", path)["detail"]
     ack = {"step": 0, "rank": 0, "digest": None}
     assert served.problem("POST", "/v1/jobs/%00/acks", ack)
-    text, profile = "a\0b", served.ok("GET", "/v1/profiles/gpt-7b-a100-40gb")
+    for text in ("a\0b", "\ud800"):
+        _reject(either, job, text)
+    assert served.send("GET", "/readyz").status == 200
+
+
+def _reject(either: Stocked, job: str, text: str) -> None:
+    """Send a text that no store keeps in each field."""
+    served, ack = either.served, {"step": 0, "rank": 0, "digest": None}
+    profile = served.ok("GET", "/v1/profiles/gpt-7b-a100-40gb")
     request = {"profile": "gpt-7b-a100-40gb", "lengths": text, "gpus": 8, "max_len": 4096}
     for path, body in (
         ("/v1/jobs", {"proposal": text}),
@@ -51,8 +60,8 @@ def test_a_nul_is_no_outage(either: Stocked) -> None:
         ("/v1/profiles", {**profile, "name": text}),
         (f"/v1/jobs/{job}/acks", {**ack, "digest": text}),
     ):
-        served.problem("POST", path, body)
-    assert served.send("GET", "/readyz").status == 200
+        detail = served.problem("POST", path, body)["detail"]
+        assert re.search("NUL|control characters|half of a surrogate pair", detail), path
 
 
 def test_many_acknowledgements_have_a_bound(stocked: Stocked) -> None:

@@ -27,8 +27,12 @@ def test_a_plan_and_its_views(stocked: Stocked) -> None:
     for rank in range(WORLD):
         assert source.view(0, rank, 30) == rank_view(plan, rank, digest=tagged)
     source.close()
-    tag = {"If-None-Match": reply.headers["etag"]}
-    assert served.send("GET", f"/v1/jobs/{job}/plans/0", headers=tag).status == 304
+    tag = reply.headers["etag"]
+    for known in (tag, f"W/{tag}", "*", f'"other", {tag}'):
+        headers = {"If-None-Match": known}
+        assert served.send("GET", f"/v1/jobs/{job}/plans/0", headers=headers).status == 304
+    other = {"If-None-Match": f'"other", {tag[:-2]}"'}
+    assert served.send("GET", f"/v1/jobs/{job}/plans/0", headers=other).status == 200
     figures = served.ok("GET", f"/v1/jobs/{job}/plans/0/simulate")
     assert figures["lower_bound_ms"] <= figures["predicted_ms"]
     assert b"step 0" in served.send("GET", f"/v1/jobs/{job}/plans/0/explain").body

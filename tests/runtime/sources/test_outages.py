@@ -6,12 +6,14 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from consuming import HERE_S, consume
 from ranks import run_ranks, run_ranks_expecting_failure
-from service_process import Served, serving
+from service_process import Served, serving, serving_here
 from stocked_service import WORLD, stock
 
 from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.sources import acknowledgements
 from seqplan.runtime.sources.http_source import HttpSource
 
 STEPS, KILLED_AFTER, AWAY_UNTIL = 9, 2, 6
@@ -144,3 +146,30 @@ def test_an_outage_beyond_the_limit_is_one_line_on_every_rank(tmp_path: Path) ->
             assert "not received for 0.2 s, at last ConnectionRefusedError" in text
             assert "are kept in" in text
             assert "\n" not in text
+
+
+@pytest.mark.filterwarnings("ignore:.*acknowledgements are not received:UserWarning")
+def test_acknowledgements_of_an_earlier_job_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new job of the same name would else count steps as done that nobody has run."""
+    monkeypatch.setattr(acknowledgements, "FIRST_TRY_S", 0.01)
+    last, store = 8, tmp_path / "s.db"
+    with serving_here(store) as served:
+        port = int(served.url.rpartition(":")[2])
+        stock(served).job("job", last, look_ahead=last)
+        source = HttpSource(served.url, "job", queue_folder=tmp_path, outage_s=60)
+        views = [source.view(step, 0, 60) for step in range(last)]
+    for view in views:
+        source.acknowledge(view.step, 0, view.digest, 1.0)
+    source.close()
+    with serving_here(tmp_path / "new.db", port=port) as served:
+        stock(served).job("job", last, look_ahead=2)
+        following = HttpSource(served.url, "job", queue_folder=tmp_path, outage_s=10)
+        with pytest.warns(UserWarning, match=r"dropped, [567] queued by a process that ended: .*"):
+            first = following.view(0, 0, 60)
+        following.view(1, 0, 60)
+        following.acknowledge(0, 0, first.digest)
+        following.close()
+        assert served.ok("GET", "/v1/jobs/job")["acknowledged"][0] < 3
+        assert served.ok("GET", "/v1/jobs/job")["planned_steps"] < last

@@ -18,7 +18,7 @@ MOST = 1e3
 """The largest factor; a rank that is slower still counts as lost."""
 
 MOST_LEFT_OUT = 3
-"""Numbers of slow ranks that are left out at most: of the slowest ones, and of all."""
+"""Sets of the slowest ranks that plans are tried without."""
 
 
 _Placed = tuple[Scheme, float, tuple[int, ...]]

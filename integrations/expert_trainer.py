@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from seqplan.integrations.balanced_steps import BalancedSteps
 from seqplan.integrations.expert_checkpoint import load_parts, remove_parts, save_part
 from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin
+from seqplan.planner.argument_checks import read_whole_number
 from seqplan.runtime.checkpoint.checkpoint_files import attempt_together
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.errors import communicating
@@ -31,8 +32,8 @@ from seqplan.runtime.huggingface.expert_saving import save_split_model
 from seqplan.runtime.huggingface.experts import AttachedExperts, find_experts
 from seqplan.runtime.huggingface.support import causal_lm
 
-_BY_ELEMENT = re.compile("(paged_)?(adamw|sgd|lion|rmsprop|adagrad|ademamix)")
-"""Optimizers of transformers whose update of an element depends on no other element."""
+_BY_ELEMENT = re.compile("(paged_?)?(adamw?|sgd|lion|rmsprop|adagrad|ademamix)(_.*|[0-9]+bit)?")
+"""Optimizers, and their classes, whose update of an element depends on no other element."""
 
 _DATA_PARALLEL = ("NO", "MULTI_CPU", "MULTI_GPU")
 
@@ -52,12 +53,12 @@ class PlannedExpertTrainerMixin(PlannedTrainerMixin):
     def __init__(
         self, *args: Any, planned: BalancedSteps, expert_parallel: int, **kwargs: Any
     ) -> None:
-        self._degree = expert_parallel
+        self._degree = read_whole_number("expert_parallel", expert_parallel)
         super().__init__(*args, planned=planned, **kwargs)
-        if expert_parallel == 1:
+        if self._degree == 1:
             return
         self._groups = Communicators.create()
-        blocks = ExpertBlocks.create(expert_parallel, self._groups)
+        blocks = ExpertBlocks.create(self._degree, self._groups)
         assert blocks is not None
         self._blocks = blocks
         lm = causal_lm(self.model)
@@ -75,6 +76,8 @@ class PlannedExpertTrainerMixin(PlannedTrainerMixin):
         if degree == 1:
             return reasons
         optimizer = str(getattr(args.optim, "value", args.optim))
+        if (chosen := getattr(self, "optimizer_cls_and_kwargs", None)) is not None:
+            optimizer = chosen[0].__name__
         given: Any = self
         checks = {
             f"expert_parallel: {degree} does not divide the {args.world_size} ranks": (
@@ -88,7 +91,7 @@ class PlannedExpertTrainerMixin(PlannedTrainerMixin):
                 self._planned.modes
             ),
             f"optim={optimizer} with expert_parallel: its update is not of single elements": (
-                _BY_ELEMENT.match(optimizer) is None
+                _BY_ELEMENT.fullmatch(optimizer.lower()) is None
             ),
             "an optimizer of whole experts with expert_parallel. Give optim instead": (
                 given.optimizer is not None
@@ -127,6 +130,13 @@ class PlannedExpertTrainerMixin(PlannedTrainerMixin):
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         torch.save(self.args, os.path.join(folder, "training_args.bin"))
+
+    def _load_with_experts(self, folder: str) -> bool:
+        load = partial(super()._load_with_experts, folder)
+        if self._experts is None:
+            return load()
+        problem, group = f"{folder}: cannot be loaded", self._groups.control
+        return attempt_together(load, problem, group, "resuming")
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Save as the trainer, and the other parts of the optimizer's state of experts."""

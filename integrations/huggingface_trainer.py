@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,9 @@ class PlannedTrainerMixin:
                 getattr(args, "auto_find_batch_size", False)
             ),
             "nn.DataParallel (more than one device a process)": args.n_gpu > 1,
+            "model_init: the trainer would make the model anew. Give model": (
+                getattr(self, "model_init", None) is not None
+            ),
             "average_tokens_across_devices=False is not the mean over all tokens": (
                 not args.average_tokens_across_devices
             ),
@@ -216,13 +220,23 @@ class PlannedTrainerMixin:
         """Load a saved model that has experts; False without any, and if ranks have shards.
 
         The trainer leaves out tensors that are stored in another form, as most experts are.
+        ``ValueError`` if a part of the model is missing.
         """
         sharded = self.accelerator.distributed_type not in _UNSYNCED
-        adapted = causal_lm(self.model) is not self.model
-        there = Path(folder, "config.json").is_file()
-        if sharded or adapted or not there or not find_experts(self.model):
+        if sharded or not find_experts(self.model) or causal_lm(self.model) is not self.model:
             return False
-        stored = load_pretrained(folder, expert_parallel=self._degree, dtype=self.model.dtype)
+        if not Path(folder, "config.json").is_file():
+            raise ValueError(f"{folder} has no config.json. Resume from another checkpoint")
+        # Values stay as they are stored if the type is the widest of the model's.
+        dtypes = {parameter.dtype for parameter in self.model.parameters()}
+        stored, info = load_pretrained(
+            folder,
+            expert_parallel=self._degree,
+            dtype=reduce(torch.promote_types, dtypes),
+            output_loading_info=True,
+        )
+        if missing := sorted(info["missing_keys"]):
+            raise ValueError(f"{folder} lacks {missing[0]}. Resume from another checkpoint")
         self.model.load_state_dict(stored.state_dict())
         return True
 

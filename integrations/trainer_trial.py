@@ -33,33 +33,43 @@ def find_inexact(trainer: Any, model: Any) -> str | None:
             packed = trainer._prepare_input(trainer.data_collator([other, second]))
             inputs = {key: value for key, value in packed.items() if key not in LABELS}
             logits.append(model(**inputs).logits[0, length:])
-        losses = _measure_losses(model, packed, trainer.compute_loss_func)
+        losses = _measure_losses(trainer, model, packed)
     model.train(was_training)
     if not losses[0] > 1.5 * losses[1]:
         what = "compute_loss_func" if trainer.compute_loss_func else "the model"
+        what = "compute_loss" if _has_loss(trainer) else what
         return f"{what} ignores num_items_in_batch: its loss would be a mean of means"
     if (logits[0] - logits[1]).abs().max() > SEEN * logits[0].abs().max():
+        config = trainer.model.config
+        cached = getattr(config, "use_cache", None)
         return (
             "documents of a micro-batch see each other: attention "
-            f"{trainer.model.config._attn_implementation}, use_cache={trainer.args.use_cache}; "
-            "pack with position_ids and no attention_mask, and leave use_cache off"
+            f"{config._attn_implementation}, use_cache={cached}; pack with position_ids and no "
+            "attention_mask, and leave use_cache off"
         )
     return None
 
 
-def _measure_losses(model: Any, packed: Mapping[str, Any], function: Any) -> list[float]:
+def _measure_losses(trainer: Any, model: Any, packed: Mapping[str, Any]) -> list[float]:
     """Return the losses of one sample in steps of 8 and of 16 tokens.
 
     The second is half of the first if the loss is a sum that is divided by the step's tokens.
-
-    ``function``: of the loss in place of the model's, or None.
     """
     labels, count = packed["input_ids"].clone(), packed["input_ids"].new_tensor
+    function, inputs = trainer.compute_loss_func, {**packed, "labels": labels}
+    if _has_loss(trainer):
+        compute = trainer.compute_loss
+        return [float(compute(model, dict(inputs), num_items_in_batch=count(n))) for n in (8, 16)]
     if function is None:
-        inputs = {**packed, "labels": labels}
         return [float(model(**inputs, num_items_in_batch=count(n)).loss) for n in (8, 16)]
     outputs = model(**{key: value for key, value in packed.items() if key not in LABELS})
     return [float(function(outputs, labels, num_items_in_batch=count(n))) for n in (8, 16)]
+
+
+def _has_loss(trainer: Any) -> bool:
+    """Whether a class that is neither of transformers nor of TRL overrides ``compute_loss``."""
+    owner = next(base for base in type(trainer).__mro__ if "compute_loss" in vars(base))
+    return owner.__module__.split(".")[0] not in ("transformers", "trl")
 
 
 def _has_tokens(value: Any, length: int) -> bool:

@@ -60,14 +60,16 @@ def load_pretrained(name: str | os.PathLike[str], *, expert_parallel: int, **opt
         lacking = names & {*loaded[0].missing_keys, *(key for key, *_ in loaded[0].mismatched_keys)}
         if lacking:
             raise UnsupportedModel(
-                f"{name}: has no part of {min(lacking)}. Load the whole model on the first rank"
+                f"{name}: has no part of {min(lacking)}. Name files that have it, or load the "
+                "whole model on the first rank"
             )
         return loaded
 
     reading = type(kind.__name__, (kind,), {"_load_pretrained_model": staticmethod(load)})
-    model: Any = reading.from_pretrained(name, config=config, **options)  # type: ignore[attr-defined]
+    result: Any = reading.from_pretrained(name, config=config, **options)  # type: ignore[attr-defined]
+    model = result[0] if isinstance(result, tuple) else result  # with ``output_loading_info``
     model.__class__ = kind
-    return model
+    return result
 
 
 def _find_place() -> tuple[int, int]:

@@ -165,9 +165,9 @@ def _check_layers(model: AttachedModel, record: _Record) -> None:
     numbers = [_number(module) for module in record.modules]
     missing = sorted(set(map(str, range(layers))) - set(numbers))
     if len(numbers) != layers or missing:
-        which = f"layers {', '.join(missing)} do" if missing else "not every layer does"
+        which = f"layers {', '.join(missing)} do not" if missing else "some layers do not"
         raise UnsupportedModel(
-            f"{name}: {which} not attend by transformers' attention interface once: {len(numbers)} "
+            f"{name}: {which} attend by transformers' attention interface once: {len(numbers)} "
             f"calls for {layers} layers (config.num_hidden_layers)"
         )
 

@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -161,9 +162,51 @@ def test_a_run_resumes_on_any_number_of_ranks(tmp_path: Path) -> None:
     losses, *_ = on_ranks(2, functools.partial(resume, 2, stopped, f"{again}/checkpoint-2"))
     assert losses == pytest.approx(straight(), rel=1e-6)
     assert not old.exists()
-    Path(stopped, "checkpoint-2", "optimizer_experts_2_of_4.pt").unlink()
-    with pytest.raises(RuntimeError, match=r"optimizer_experts_2_of_4\.pt is missing, or is of"):
-        on_ranks(2, functools.partial(resume, 2, again, f"{stopped}/checkpoint-2"))
+    for name, message in (
+        ("optimizer_experts_2_of_4.pt", r"optimizer_experts_2_of_4\.pt is missing, or is of"),
+        ("optimizer.pt", r"optimizer\.pt is missing\. Resume from another checkpoint"),
+        ("model.safetensors.index.json", "cannot be loaded: .*model.safetensors"),
+        ("config.json", r"checkpoint-2 has no config\.json\. Resume from another checkpoint"),
+    ):
+        copy = tmp_path / "copy" / "checkpoint-2"
+        shutil.copytree(f"{stopped}/checkpoint-2", copy)
+        (copy / name).unlink()
+        with pytest.raises(RuntimeError, match=message):
+            on_ranks(2, functools.partial(resume, 2, again, str(copy)))
+        shutil.rmtree(copy)
+
+
+def load_wide(folder: str) -> tuple[list[str], str]:
+    """Name values of a model in bf16 with norms in fp32 that differ after they are loaded again.
+
+    And the message of a folder that lacks a tensor.
+    """
+    from safetensors.torch import load_file, save_file
+
+    made = expert_model().bfloat16()
+    for name, parameter in made.named_parameters():
+        if "norm" in name:
+            parameter.data = parameter.data.float() * (1 + 1e-4)
+    trainer = expert_trainer(made, 1, folder)
+    trainer.save_model(folder)
+    before = {name: value.clone() for name, value in made.state_dict().items()}
+    for parameter in made.parameters():
+        parameter.data.zero_()
+    trainer._load_from_checkpoint(folder)
+    changed = [name for name, value in made.state_dict().items() if not value.equal(before[name])]
+    path = Path(folder) / "model.safetensors"
+    stored = load_file(path)
+    stored.pop("model.layers.0.self_attn.q_proj.weight")
+    save_file(stored, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="lacks ") as error:
+        trainer._load_from_checkpoint(folder)
+    return changed, str(error.value)
+
+
+def test_values_are_loaded_as_they_are_stored(tmp_path: Path) -> None:
+    ((changed, message),) = on_ranks(1, functools.partial(load_wide, str(tmp_path)))
+    assert changed == []
+    assert message.endswith("q_proj.weight. Resume from another checkpoint")
 
 
 def find_best(degree: int, folder: str) -> float:
@@ -203,7 +246,7 @@ def reject() -> dict[str, str]:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 expert_trainer(made, degree, folder, **more)
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 return str(error)
         return "made"
 
@@ -212,6 +255,7 @@ def reject() -> dict[str, str]:
         "dense": attempt(model(), 2),
         "optimizer": attempt(expert_model(), 2, optim="adafactor"),
         "checkpoints": attempt(expert_model(), 2, save_on_each_node=True),
+        "kind": attempt(expert_model(), 1.5),  # type: ignore[arg-type]
     }
 
 
@@ -221,4 +265,5 @@ def test_other_settings_are_rejected() -> None:
         assert re.search("LlamaForCausalLM: .*has no experts", messages["dense"])
         assert "optim=adafactor with expert_parallel" in messages["optimizer"]
         assert "Save into a folder that all ranks share" in messages["checkpoints"]
+        assert messages["kind"].startswith("expert_parallel")
         assert all(len(message.splitlines()) == 1 for message in messages.values())

@@ -264,9 +264,40 @@ def test_unsupported_settings_are_rejected(tmp_path: Path, monkeypatch: pytest.M
         data_collator=seeing, train_dataset=equal_firsts, planned=short
     )
     assert "compute_loss_func ignores num_items_in_batch" in rejected(compute_loss_func=mean_loss)
+    assert "model_init: the trainer would make the model anew" in rejected(
+        model=None, model_init=lambda: model()
+    )
     assert "train_sampling_strategy='sequential'" in rejected(
         arguments={"train_sampling_strategy": "sequential"}
     )
+
+
+def test_an_overridden_loss_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    class Mean(planned_trainer()):  # type: ignore[misc]
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any
+        ) -> torch.Tensor:
+            labels = inputs.pop("labels")
+            return mean_loss(model(**inputs), labels)
+
+    class Counted(Mean):
+        def compute_loss(self, model: Any, inputs: Any, **options: Any) -> torch.Tensor:
+            tokens = int((inputs["labels"][0, 1:] != NO_LABEL).sum())
+            loss = super().compute_loss(model, inputs, **options)
+            return loss * tokens / options["num_items_in_batch"]
+
+    options: dict[str, Any] = {
+        "model": model(),
+        "train_dataset": SAMPLES,
+        "data_collator": packing(),
+        "planned": planned(),
+        "args": arguments(str(tmp_path), max_steps=1),
+    }
+    with pytest.raises(ValueError, match=r"^compute_loss ignores num_items_in_batch"):
+        Mean(**options).train()
+    Counted(**options).train()
 
 
 def mean_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:

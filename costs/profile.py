@@ -173,11 +173,16 @@ class Profile:
         states. How far coefficients are from the analytic model they were derived with is another
         matter.
         """
-        if any(entry.origin == "derived" for entry in self.schemes):
-            notes = (self.residuals.rpartition("; ")[2], *self.document.get("notes", ()))
+        notes = self._list_notes()
+        if any("unchecked" in note and not note.startswith(_EXPECTED) for note in notes):
+            return None
+        return self.stated_error
+
+    @property
+    def stated_error(self) -> float | None:
+        """Return ``device_error``, also if something is unchecked and it may be larger."""
+        if notes := self._list_notes():
             stated = [note for note in notes if note.startswith(_EXPECTED)]
-            if any("unchecked" in note and not note.startswith(_EXPECTED) for note in notes):
-                return None
         else:
             fits = [entry.fit for entry in self.schemes if entry.fit]
             medians = [
@@ -188,6 +193,12 @@ class Profile:
             stated = [self.residuals] if self.residuals.startswith(_PUBLISHED) else []
         match = re.search(r"([0-9]+(?:\.[0-9]+)?)\s*%", stated[0]) if stated else None
         return float(match[1]) / 100 if match else None
+
+    def _list_notes(self) -> list[str]:
+        """List what a profile with derived schemes states of its error; empty for others."""
+        if all(entry.origin != "derived" for entry in self.schemes):
+            return []
+        return [self.residuals.rpartition("; ")[2], *self.document.get("notes", ())]
 
     def restrict(self, *, measured: bool = False, layout: tuple[int, int] | None = None) -> Profile:
         """Return the profile with a part of its schemes.

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from seqplan.costs.fit.degree_overhead import DegreeOverhead, DegreeTimes, find_overhead_of
+from seqplan.costs.fit.correction import Correction, DegreeTimes, find_correction
 from seqplan.costs.fit.refit import LEAST_TO_SCALE
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
@@ -110,8 +110,9 @@ def calibrate_by_degree(
 
     ``costs``: by degree, as of ``by_degree``; ``measured``: by degree, for steps of one group the
     lengths (tokens) of its micro-batches and the milliseconds that it computed. Learns what each
-    micro-batch costs more by each further rank, from two degrees with 8 steps or more each, if that
-    predicts held-out steps better than one factor; else one factor, or none. ``ValueError`` for a
+    micro-batch costs more by each further rank, from two degrees with 8 steps or more each, or
+    another factor for attention, if that predicts held-out steps better than one factor; else one
+    factor, or none. ``ValueError`` for a
     degree without cost, or a time that is not above 0.
     """
     samples = {}
@@ -125,18 +126,23 @@ def calibrate_by_degree(
         predicted = [sum(cost.micro_batch_ms(micro) for micro in micros) for micros, _ in counted]
         counts = np.array([float(len(micros)) for micros, _ in counted])
         ring = Scheme(ring=degree)
-        samples[ring] = DegreeTimes(ring, np.array(predicted, dtype=float), counts, times)
-    overhead = find_overhead_of(samples, LEAST_TO_SCALE)
-    if overhead is None:
+        squares = [sum(n**2 for micro in micros for n in micro) for micros, _ in counted]
+        attention = cost.a * np.array(squares, dtype=float)
+        samples[ring] = DegreeTimes(
+            ring, np.array(predicted, dtype=float), attention, counts, times
+        )
+    correction = find_correction(samples, LEAST_TO_SCALE)
+    if correction is None:
         ratios = [ratio for of in samples.values() for ratio in of.measured / of.predicted]
         if len(ratios) < LEAST_TO_SCALE:
             return dict(costs), f"kept: {len(ratios)} steps measured, {LEAST_TO_SCALE} are needed"
-        overhead = DegreeOverhead(float(np.median(ratios)), 0.0, 0.0)
+        factor = float(np.median(ratios))
+        correction = Correction(factor, factor)
     corrected = {}
     for degree, cost in costs.items():
-        latency = overhead.correct(cost, Scheme(ring=degree))
+        latency = correction.correct(cost, Scheme(ring=degree))
         corrected[degree] = Cost(latency.a, latency.b, latency.c)
-    return corrected, f"fitted: {overhead}"
+    return corrected, f"fitted: {correction}"
 
 
 def add_padding(costs: Mapping[int, Cost], alignment: int) -> dict[int, Cost]:

@@ -46,11 +46,13 @@ def merge_runs(files: list[Path]) -> tuple[MeasuredOn, list[Sample]]:
     if not files:
         raise SampleError("no files of samples to merge. Give the plans that were executed")
     measured_on, first = read_samples(files[0])
-    samples = rescale_to_usual_speed(first)
+    of_first = rescale_to_usual_speed(first)
+    samples = list(of_first)
     for path in files[1:]:
         other, more = read_samples(path)
         require_same(other, measured_on, str(path))
-        samples += _read_as_in(first, rescale_to_usual_speed(more))
+        rescaled = rescale_to_usual_speed(more)
+        samples += _read_as_in(first, rescaled, _compare_times(of_first, rescaled))
     if not samples:
         raise SampleError(f"{', '.join(map(str, files))}: nothing was measured; measure again")
     return measured_on, pool_samples(samples)
@@ -111,20 +113,40 @@ def _mean_middle_half(readings: Floats) -> float:
     return float(readings[quarter : len(readings) - quarter].mean())
 
 
-def _read_as_in(first: Sequence[Sample], other: Sequence[Sample]) -> list[Sample]:
-    """Scale the readings of another run to the usual one of the first run.
+def _compare_times(first: Sequence[Sample], other: Sequence[Sample]) -> float:
+    """Return how many times as long layers took in another run: the median of micro-batches.
+
+    1 if no micro-batch was measured in both.
+    """
+    medians = [
+        {key: float(np.median(ms)) for key, ms in _list_layers_ms(run)} for run in (first, other)
+    ]
+    ratios = [medians[1][key] / medians[0][key] for key in medians[0].keys() & medians[1].keys()]
+    return float(np.median(ratios)) if ratios else 1.0
+
+
+def _list_layers_ms(
+    samples: Sequence[Sample],
+) -> list[tuple[tuple[Scheme, tuple[int, ...]], tuple[float, ...]]]:
+    pooled = pool_samples(samples)
+    return [((s.scheme, s.lengths), s.layers_ms) for s in pooled if s.layers_ms and not s.oom]
+
+
+def _read_as_in(first: Sequence[Sample], other: Sequence[Sample], slower: float) -> list[Sample]:
+    """Scale another run's readings to the first run's usual one, times ``slower``.
 
     A yardstick of another run may be another release's product, or next to other ranks: only how
-    its readings vary within their run counts.
+    its readings vary within their run counts, and how far the times of both runs are apart.
     """
     usual, theirs = _usual_reading(first), _usual_reading(other)
     if usual is None or theirs is None:
         return list(other)
+    scale = slower * usual / theirs
     return [
         replace(
             sample,
-            layers_yardstick_ms=tuple(ms * usual / theirs for ms in sample.layers_yardstick_ms),
-            ends_yardstick_ms=tuple(ms * usual / theirs for ms in sample.ends_yardstick_ms),
+            layers_yardstick_ms=tuple(ms * scale for ms in sample.layers_yardstick_ms),
+            ends_yardstick_ms=tuple(ms * scale for ms in sample.ends_yardstick_ms),
         )
         for sample in other
     ]

@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from seqplan.costs.fit.degree_overhead import DegreeOverhead, DegreeTimes, find_overhead_of
+from seqplan.costs.fit.correction import (
+    CommonFactor,
+    Correction,
+    DegreeTimes,
+    find_correction,
+    split_halves,
+)
 from seqplan.costs.fit.latency_fit import Errors, Observed, features, fit_latency, times
 from seqplan.costs.fit.measurements import MeasurementError, MixedPipeline
 from seqplan.costs.latency import Latency
@@ -22,9 +28,6 @@ from seqplan.plans.scheme import Scheme
 
 LEAST_TO_SCALE, LEAST_TO_FIT = 8, 40
 """Pipelines measured before a scheme is scaled by one factor, and before all three are fitted."""
-
-DISAGREEMENT = 0.1
-"""Factors of measured schemes that are further apart than this disagree."""
 
 LEAST_FACTOR, MOST_FACTOR = 0.1, 10.0
 """Measured over predicted times of one device; further off, they have another unit or profile."""
@@ -50,43 +53,23 @@ class Refitted:
 
 
 @dataclass(frozen=True, slots=True)
-class CommonFactor:
-    """How much slower the measured schemes are than predicted, as one factor.
-
-    ``factor``: the geometric mean over them of the new coefficients' time over the old ones', for
-    the micro-batches measured; ``least`` and ``most`` of them.
-    """
-
-    factor: float
-    least: float
-    most: float
-
-    @property
-    def disagreement(self) -> str:
-        """A clause if the schemes disagree; empty if they do not."""
-        if self.most / self.least - 1 <= DISAGREEMENT:
-            return ""
-        return f", which disagree ({self.least:.3f} to {self.most:.3f})"
-
-
-@dataclass(frozen=True, slots=True)
 class RefittedProfile:
     """Results for a profile's schemes: the measured ones first, then all others.
 
     ``common``: the factor of the others; None if no measured scheme was corrected, and
-    then ``schemes`` are the measured ones alone. ``overhead``: of the others in place of it, if the
-    measured schemes show one that grows with ranks.
+    then ``schemes`` are the measured ones alone. ``correction``: of the others in place of it, if
+    the measured schemes show another one than a factor.
     """
 
     schemes: tuple[Refitted, ...]
     common: CommonFactor | None
-    overhead: DegreeOverhead | None = None
+    correction: Correction | None = None
 
 
 def refit(latency: Latency, scheme: Scheme, samples: Sequence[Observed]) -> Refitted:
     """Find new coefficients of a scheme where the measurements bear them, and better ones only.
 
-    Every second sample is held out. All three coefficients are fitted if there are enough
+    Half of the samples are held out. All three coefficients are fitted if there are enough
     samples and that predicts the held-out ones better than one common factor does.
     """
     before = _errors(latency, samples)
@@ -94,14 +77,16 @@ def refit(latency: Latency, scheme: Scheme, samples: Sequence[Observed]) -> Refi
     if len(samples) < LEAST_TO_SCALE:
         reason = f"{len(samples)} pipelines measured, {LEAST_TO_SCALE} are needed"
         return Refitted(scheme, before, few, "kept", reason, latency)
-    made_from, held_out = samples[::2], samples[1::2]
+    made_from, held_out = _halve(samples)
     factor = float(np.median(times(made_from) / _predict(latency, made_from)))
     scaled = latency.scale(factor)
-    candidates = [("scaled", f"all coefficients times {factor:.3f}", scaled)]
+    candidates = [
+        ("kept", "predicts the held-out half best", latency),
+        ("scaled", f"all coefficients times {factor:.3f}", scaled),
+    ]
     if len(samples) >= LEAST_TO_FIT:
         fitted = _with_share(fit_latency(made_from, held_out, held_out).latency, latency)
         candidates.append(("fitted", f"to {len(made_from)} pipelines", fitted))
-    candidates.append(("kept", "predicts the held-out half best", latency))
     how, reason, best = min(candidates, key=lambda candidate: _mean_error(candidate[2], held_out))
     return Refitted(scheme, before, _errors(best, held_out), how, reason, best)
 
@@ -114,11 +99,10 @@ def refit_profile(
     A device that is slower is slower for every scheme: coefficients that were merely not measured
     would look faster than those that were. So schemes with too few samples are scaled by the common
     factor of the others, the confirmed ones among them, unless their few samples are predicted
-    better without. If the measured schemes have several degrees of ulysses·ring, and an overhead by
-    degree predicts held-out pipelines better than one factor, it corrects the others, and those
-    measured ones that it predicts better. ``by_scheme``: of schemes that the profile has. With
-    several recomputation modes a pipeline's time is of a mixture of them: all of a scheme are
-    scaled by one factor.
+    better without. If another ``Correction`` predicts held-out pipelines better than one factor, it
+    corrects the others, and those measured ones that it predicts better. ``by_scheme``: of schemes
+    that the profile has. With several recomputation modes a pipeline's time is of a mixture of
+    them: all of a scheme are scaled by one factor.
     ``MeasurementError`` for a pipeline with a mode that the profile lacks, and for times that no
     device of the profile takes, ``ProfileError`` for one with several degrees of expert
     parallelism.
@@ -134,15 +118,15 @@ def refit_profile(
         ),
         profile.name,
     )
-    overhead = find_overhead_of(
+    correction = find_correction(
         {scheme: models[scheme].list_times(samples) for scheme, samples in by_scheme.items()},
         LEAST_TO_SCALE,
     )
     for scheme, samples in sorted(by_scheme.items()):
         model = models[scheme]
         result = model.refit(samples)
-        if overhead is not None and len(samples) >= LEAST_TO_SCALE:
-            result = model.refit_by_overhead(samples, result, overhead)
+        if correction is not None and len(samples) >= LEAST_TO_SCALE:
+            result = model.refit_by(correction, samples, result)
         measured[scheme] = result
         if len(samples) >= LEAST_TO_SCALE:
             after = SchemeTimes(scheme, result.latency, result.modes)
@@ -159,11 +143,11 @@ def refit_profile(
             SchemeTimes.from_scheme(profile.by_scheme[scheme]),
             by_scheme.get(scheme, ()),
             common,
-            overhead,
+            correction,
         )
         for scheme in (*measured, *others)
     ]
-    return RefittedProfile(tuple(schemes), common, overhead)
+    return RefittedProfile(tuple(schemes), common, correction)
 
 
 def check_unit(ratios: Any, profile: str) -> None:
@@ -197,28 +181,32 @@ class SchemeTimes:
         modes = {mode: latency.scale(factor) for mode, latency in self.modes.items()}
         return SchemeTimes(self.scheme, self.latency.scale(factor), modes)
 
-    def correct(self, overhead: DegreeOverhead) -> SchemeTimes:
-        """Return all coefficients with an overhead by degree."""
+    def correct(self, correction: Correction) -> SchemeTimes:
+        """Return all coefficients with a correction."""
         modes = {
-            mode: overhead.correct(latency, self.scheme) for mode, latency in self.modes.items()
+            mode: correction.correct(latency, self.scheme) for mode, latency in self.modes.items()
         }
-        return SchemeTimes(self.scheme, overhead.correct(self.latency, self.scheme), modes)
+        return SchemeTimes(self.scheme, correction.correct(self.latency, self.scheme), modes)
 
     def list_times(self, samples: Sequence[Observed]) -> DegreeTimes:
         """List what samples are predicted to take and took."""
         return DegreeTimes(
-            self.scheme, self.predict(samples), features(samples)[:, 2], times(samples)
+            self.scheme,
+            self.predict(samples),
+            self._predict_attention(samples),
+            features(samples)[:, 2],
+            times(samples),
         )
 
-    def refit_by_overhead(
-        self, samples: Sequence[Observed], result: Refitted, overhead: DegreeOverhead
+    def refit_by(
+        self, correction: Correction, samples: Sequence[Observed], result: Refitted
     ) -> Refitted:
-        """Return the coefficients with the overhead, or ``result``.
+        """Return the corrected coefficients, or ``result``.
 
         Whichever predicts the held-out samples better.
         """
-        held_out = samples[1::2]
-        corrected = self.correct(overhead)
+        _, held_out = _halve(samples)
+        corrected = self.correct(correction)
         now = SchemeTimes(self.scheme, result.latency, result.modes)
         if now.median_error(held_out) <= corrected.median_error(held_out):
             return result
@@ -227,7 +215,7 @@ class SchemeTimes:
             result.before,
             corrected.errors(held_out),
             "fitted",
-            f"with all schemes: {overhead}",
+            f"with all schemes: {correction}",
             corrected.latency,
             corrected.modes,
         )
@@ -254,6 +242,22 @@ class SchemeTimes:
         mixed = [sample for sample in samples if isinstance(sample, MixedPipeline)]
         return np.array([sample.predict_ms(self.modes) for sample in mixed])
 
+    def _predict_attention(self, samples: Sequence[Observed]) -> Any:
+        """Compute the part of each sample's time that grows with the square of lengths (ms)."""
+        if not self.modes:
+            return self.latency.a * features(samples)[:, 0]
+        return np.array(
+            [
+                sum(
+                    self.modes[mode].a * sum(length**2 for length in lengths)
+                    for mode, micro_batches in sample.by_mode.items()
+                    for lengths in micro_batches
+                )
+                for sample in samples
+                if isinstance(sample, MixedPipeline)
+            ]
+        )
+
     def median_error(self, samples: Sequence[Observed]) -> float:
         """Return the median error, which one disturbed step does not decide."""
         return float(np.median(np.abs(self.predict(samples) / times(samples) - 1)))
@@ -271,7 +275,7 @@ class SchemeTimes:
         if len(samples) < LEAST_TO_SCALE:
             reason = f"{len(samples)} pipelines measured, {LEAST_TO_SCALE} are needed"
             return replace(kept, reason=reason)
-        made_from, held_out = samples[::2], samples[1::2]
+        made_from, held_out = _halve(samples)
         factor = float(np.median(times(made_from) / self.predict(made_from)))
         scaled = self.scale(factor)
         if self.median_error(held_out) <= scaled.median_error(held_out):
@@ -288,6 +292,12 @@ class SchemeTimes:
         )
 
 
+def _halve(samples: Sequence[Observed]) -> tuple[list[Observed], list[Observed]]:
+    """Split samples into those that coefficients are made from, and those held out."""
+    made_from, held_out = split_halves(len(samples))
+    return [samples[i] for i in made_from], [samples[i] for i in held_out]
+
+
 def _with_share(fitted: Latency, of: Latency) -> Latency:
     """Return ``fitted`` with the share of b between ranks that ``of`` has."""
     return replace(fitted, b_shared=min(1.0, of.b_shared / of.b) * fitted.b) if of.b else fitted
@@ -297,22 +307,22 @@ def _extrapolate(
     model: SchemeTimes,
     samples: Sequence[Observed],
     common: CommonFactor,
-    overhead: DegreeOverhead | None,
+    correction: Correction | None,
 ) -> Refitted:
     """Correct a scheme as the measured ones, unless it is predicted better without."""
     few = f"{len(samples)} pipelines measured, {LEAST_TO_SCALE} are needed"
     if not samples:
         few = "not measured"
     scheme, factor = model.scheme, common.factor
-    scaled = model.scale(factor) if overhead is None else model.correct(overhead)
+    scaled = model.scale(factor) if correction is None else model.correct(correction)
     before = model.errors(samples)
     if samples and model.median_error(samples) < scaled.median_error(samples):
-        by = f"factor of {factor:.3f}" if overhead is None else "overhead"
+        by = f"factor of {factor:.3f}" if correction is None else "correction"
         reason = f"{few}; the measured schemes' {by} predicts them worse"
         return Refitted(scheme, before, before, "kept", reason, model.latency, model.modes)
     reason = f"scaled by {factor:.3f}, as the measured schemes{common.disagreement}; {few}"
-    if overhead is not None:
-        reason = f"{overhead}, as the measured schemes; {few}"
+    if correction is not None:
+        reason = f"{correction}, as the measured schemes; {few}"
     after = scaled.errors(samples)
     return Refitted(scheme, before, after, "extrapolated", reason, scaled.latency, scaled.modes)
 

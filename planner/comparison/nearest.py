@@ -53,6 +53,8 @@ class Rival:
             return f"no interval: {few}; {LEAST_STEPS} or more give one"
         low, high = (f"{end:.2f}" for end in self.interval)
         if low == high:
+            low, high = (f"{end:.4f}" for end in self.interval)
+        if low == high:
             return f"no interval: {self.steps} steps that hardly differ"
         return f"{percent(CONFIDENCE, 0)} interval {low} to {high} over {self.steps} steps"
 

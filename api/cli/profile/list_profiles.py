@@ -52,5 +52,7 @@ def _listing(profiles: list[Profile]) -> list[str]:
 
 
 def _device_error(profile: Profile) -> str:
-    error = profile.device_error
-    return "unknown" if error is None else percent(error, 0)
+    error = profile.stated_error
+    if error is None:
+        return "unknown"
+    return percent(error, 0) if profile.device_error is not None else f"{percent(error, 0)} or more"

@@ -139,6 +139,16 @@ def test_each_run_is_rescaled_to_its_usual_speed(tmp_path: Path) -> None:
     assert device_spread([both]) == pytest.approx(0.0)
 
 
+def test_runs_of_other_speeds_make_intervals_wider(tmp_path: Path) -> None:
+    for name, speed in (("a", 1.0), ("b", 1.09)):
+        with SampleFile(tmp_path / name, MEASURED_ON) as file:
+            for measured in samples(Scheme()):
+                file.add(slowed(measured, speed, 0.4))
+    measured_on, together = merge_runs([tmp_path / "a", tmp_path / "b"])
+    (fit,) = fit_schemes(measured_on, together).values()
+    assert fit.device_spread == pytest.approx(0.086, abs=0.01)
+
+
 @pytest.mark.parametrize("slowness", ["for most of the time", "more and more"])
 def test_truth_is_within_intervals_of_an_unsteady_device(slowness: str) -> None:
     """Which of its speeds is the usual one is unknown: intervals are wider, the fit suspect."""

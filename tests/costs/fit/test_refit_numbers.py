@@ -302,8 +302,8 @@ def test_overhead_that_grows_with_ranks_reaches_schemes_without_measurements() -
         for scheme, ms in added.items()
     }
     refitted = refit_profile(profile, by_scheme)
-    assert refitted.overhead.factor == pytest.approx(1.0, abs=0.02)
-    assert refitted.overhead.rank_ms == pytest.approx(25.4, rel=0.05)
+    assert refitted.correction.factor == pytest.approx(1.0, abs=0.02)
+    assert refitted.correction.rank_ms == pytest.approx(25.4, rel=0.05)
     of_scheme = {result.scheme: result for result in refitted.schemes}
     for scheme, ms in (*added.items(), (wide, 19.0 + 7 * 25.4)):
         assert of_scheme[scheme].latency.c == pytest.approx(BELIEVED.c + ms, rel=0.1), scheme
@@ -320,5 +320,46 @@ def test_a_device_that_is_slower_has_no_overhead_by_degree() -> None:
     slower = BELIEVED.scale(1.3)
     by_scheme = {scheme: samples(slower, LEAST_TO_SCALE, 0.01) for scheme in schemes}
     refitted = refit_profile(profile, by_scheme)
-    assert refitted.overhead is None
+    assert refitted.correction is None
     assert {result.how for result in refitted.schemes} == {"scaled"}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.03])
+def test_slower_attention_is_no_overhead_of_ranks(noise: float) -> None:
+    """Wide groups run the long sequences, of which attention takes more."""
+    schemes = (Scheme(), Scheme(ring=2), Scheme(ring=4))
+    wide = Scheme(ring=8)
+    profile = with_schemes(dict.fromkeys((*schemes, wide), BELIEVED))
+    slower = replace(BELIEVED, a=1.5 * BELIEVED.a)
+    by_scheme = {}
+    for place, scheme in enumerate(schemes):
+        longer = [
+            replace(
+                sample,
+                lengths=tuple(length << place for length in sample.lengths),
+                ms=slower.micro_batch_ms([length << place for length in sample.lengths]),
+            )
+            for sample in samples(slower, 4 * LEAST_TO_SCALE)
+        ]
+        generator = np.random.default_rng(place)
+        by_scheme[scheme] = [
+            replace(sample, ms=sample.ms * float(generator.normal(1, noise))) for sample in longer
+        ]
+    refitted = refit_profile(profile, by_scheme)
+    assert refitted.correction.rank_ms == 0
+    (of_wide,) = (result for result in refitted.schemes if result.scheme == wide)
+    for lengths in ([2048], [2048] * 16, [32768]):
+        times = [latency.micro_batch_ms(lengths) for latency in (of_wide.latency, slower)]
+        assert times[0] == pytest.approx(times[1], rel=0.05)
+
+
+def test_pipelines_of_each_place_are_on_both_sides() -> None:
+    """Every second sample is of the first pipeline of its plan: it alone is slow."""
+    steps = samples(BELIEVED, 4 * LEAST_TO_SCALE)
+    mixed_speeds = [
+        replace(sample, ms=sample.ms * (1.3 if place % 2 == 0 else 1.0))
+        for place, sample in enumerate(steps)
+    ]
+    for measured in (mixed_speeds, mixed_speeds[1:] + mixed_speeds[:1]):
+        result = refit(BELIEVED, Scheme(), measured)
+        assert result.after.p90 == pytest.approx(0.23, abs=0.03)

@@ -244,14 +244,17 @@ def times(samples: Sequence[Observed]) -> Floats:
 def _intervals(curve: Curve, device_spread: float) -> dict[str, tuple[float, float]]:
     """Compute Student intervals of the linear model around the solution, cut at zero.
 
-    Each is wider by ``device_spread`` of its coefficient. Residuals weigh as in the robust loss, so
-    that one disturbed sample does not widen them all.
+    Each is wider by ``device_spread`` of its coefficient. The covariance is that of an M-estimate
+    (Huber, Robust Statistics, 1981, 7.6) of the robust loss, so that one disturbed sample does not
+    widen them all.
     """
     matrix, residuals, coefficients = curve.matrix, curve.residuals, curve.coefficients
-    weights = 1.0 / np.sqrt(1.0 + (residuals / ROBUST_SCALE) ** 2)
-    freedom = max(len(residuals) - 3, 1)
-    variance = float(weights @ residuals**2) / freedom
-    covariance = np.linalg.pinv((matrix * weights[:, None]).T @ matrix) * variance
+    squares = 1.0 + (residuals / ROBUST_SCALE) ** 2
+    pulls, slopes = residuals * squares**-0.5, squares**-1.5
+    freedom, slope = max(len(residuals) - 3, 1), float(slopes.mean())
+    few = 1 + matrix.shape[1] / len(residuals) * float(slopes.var()) / slope**2
+    variance = (few / slope) ** 2 * float(pulls @ pulls) / freedom
+    covariance = np.linalg.pinv(matrix.T @ matrix) * variance
     from scipy.special import stdtrit  # not scipy.stats, which takes a second to import
 
     widths = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * np.sqrt(np.diag(covariance)) * curve.scale

@@ -93,3 +93,19 @@ def test_bad_samples_are_rejected() -> None:
         fit_latency([Observed((length,), 1.0) for length in (1, 2, 3)], [], [])
     with pytest.raises(ValueError, match=r"lengths \(2,\): 0\.0 ms is not a positive time"):
         fit_latency([Observed((length,), float(length - 2)) for length in (3, 2, 5, 4)], [], [])
+
+
+@pytest.mark.parametrize(("noise", "least"), [(0.005, 0.92), (0.03, 0.92), (0.1, 0.88)])
+def test_intervals_hold_the_truth_whatever_the_noise(noise: float, least: float) -> None:
+    truth, rng = Latency(1e-5, 0.05, 20.0), np.random.default_rng(3)
+    lengths = np.unique(np.geomspace(64, 32768, 13).round()).astype(int).tolist()
+
+    def observe(*micro_batch: int) -> Observed:
+        ms = truth.micro_batch_ms(micro_batch) * float(np.exp(noise * rng.standard_normal()))
+        return Observed(micro_batch, ms)
+
+    held = []
+    for _ in range(150):
+        fit = fit_latency([observe(n) for n in lengths], [observe(3000)], [observe(500, 900)])
+        held += [low <= getattr(truth, k) <= high for k, (low, high) in fit.intervals.items()]
+    assert least <= np.mean(held) <= 0.99

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from seqplan.costs.fit.correction import Correction, DegreeTimes, find_correction
+from seqplan.costs.fit.correction import DegreeOverhead, DegreeTimes, find_overhead
 from seqplan.costs.fit.refit import LEAST_TO_SCALE
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
@@ -110,9 +110,8 @@ def calibrate_by_degree(
 
     ``costs``: by degree, as of ``by_degree``; ``measured``: by degree, for steps of one group the
     lengths (tokens) of its micro-batches and the milliseconds that it computed. Learns what each
-    micro-batch costs more by each further rank, from two degrees with 8 steps or more each, or
-    another factor for attention, if that predicts held-out steps better than one factor; else one
-    factor, or none. ``ValueError`` for a
+    micro-batch costs more by each further rank, from two degrees with 8 steps or more each, if that
+    predicts held-out steps better than factors; else one factor, or none. ``ValueError`` for a
     degree without cost, or a time that is not above 0.
     """
     samples = {}
@@ -131,18 +130,17 @@ def calibrate_by_degree(
         samples[ring] = DegreeTimes(
             ring, np.array(predicted, dtype=float), attention, counts, times
         )
-    correction = find_correction(samples, LEAST_TO_SCALE)
-    if correction is None:
+    overhead = find_overhead(samples, LEAST_TO_SCALE)
+    if overhead is None:
         ratios = [ratio for of in samples.values() for ratio in of.measured / of.predicted]
         if len(ratios) < LEAST_TO_SCALE:
             return dict(costs), f"kept: {len(ratios)} steps measured, {LEAST_TO_SCALE} are needed"
-        factor = float(np.median(ratios))
-        correction = Correction(factor, factor)
+        overhead = DegreeOverhead(float(np.median(ratios)), 0.0, 0.0)
     corrected = {}
     for degree, cost in costs.items():
-        latency = correction.correct(cost, Scheme(ring=degree))
+        latency = overhead.correct(cost, Scheme(ring=degree))
         corrected[degree] = Cost(latency.a, latency.b, latency.c)
-    return corrected, f"fitted: {correction}"
+    return corrected, f"fitted: {overhead}"
 
 
 def add_padding(costs: Mapping[int, Cost], alignment: int) -> dict[int, Cost]:

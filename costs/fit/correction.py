@@ -1,13 +1,13 @@
 """How measured schemes differ from a profile, in a form that holds for those not measured, too.
 
-A trainer that launches each kernel in time pays for every micro-batch and every step of a ring,
-whatever the tokens are; a slower attention kernel costs by the square of the lengths. One factor
-over all schemes would hide both.
+One factor, or an overhead by the ranks of context parallelism: a trainer that launches each kernel
+in time pays for every micro-batch and every step of a ring, whatever the tokens are. A factor would
+hide that wide groups cost more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,10 +23,7 @@ ROBUST_SCALE = 0.05
 """Relative residual from which a sample weighs less."""
 
 BETTER = 0.8
-"""Share of the median error of a simpler form that one must reach to be taken."""
-
-LEAST_ERROR = 1e-3
-"""Median error of a form below which none is looked for that is better."""
+"""Share of the median error of other forms that this form must reach to be taken."""
 
 DISAGREEMENT = 0.1
 """Factors of measured schemes that are further apart than this disagree."""
@@ -55,31 +52,22 @@ class DegreeTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Correction:
-    """Factors of the time of ``attention`` and of all else, and ms a micro-batch.
+class DegreeOverhead:
+    """``factor`` of all times, and ms a micro-batch: ``fixed_ms``, ``rank_ms`` a further rank.
 
-    ``fixed_ms``, and ``rank_ms`` a further rank of Ulysses and ring.
+    Ranks are those of Ulysses and ring.
     """
 
-    attention: float
     factor: float
-    fixed_ms: float = 0.0
-    rank_ms: float = 0.0
+    fixed_ms: float
+    rank_ms: float
 
     def correct(self, latency: Latency, scheme: Scheme) -> Latency:
-        """Return the corrected coefficients of a scheme."""
-        scaled = replace(latency.scale(self.factor), a=latency.a * self.attention)
+        """Return the coefficients of a scheme with the overhead."""
+        scaled = latency.scale(self.factor)
         return replace(scaled, c=scaled.c + self.fixed_ms + (scheme.sp - 1) * self.rank_ms)
 
-    def predict(self, times: DegreeTimes) -> Floats:
-        """Compute the time of samples (ms)."""
-        added = self.fixed_ms + (times.scheme.sp - 1) * self.rank_ms
-        slower = (self.attention - self.factor) * times.attention
-        return self.factor * times.predicted + slower + times.micro_batches * added
-
     def __str__(self) -> str:
-        if self.attention != self.factor:
-            return f"attention times {self.attention:.3f}, all else times {self.factor:.3f}"
         return (
             f"times {self.factor:.3f}, and {self.fixed_ms:.3g} ms a micro-batch with "
             f"{self.rank_ms:.3g} ms a further rank of ulysses·ring"
@@ -115,62 +103,55 @@ def split_halves(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.sort(order[: (count + 1) // 2]), np.sort(order[(count + 1) // 2 :])
 
 
-def find_correction(by_scheme: Mapping[Scheme, DegreeTimes], least: int) -> Correction | None:
-    """Find what predicts held-out samples clearly better than one factor; None if nothing does.
+def find_overhead(by_scheme: Mapping[Scheme, DegreeTimes], least: int) -> DegreeOverhead | None:
+    """Find the overhead that predicts held-out samples clearly better than factors; None without.
 
-    Another factor for attention; or, of schemes of two or more degrees of ulysses·ring, an overhead
-    by rank, if that is clearly better than both: schemes of many ranks run long sequences, so that
-    either looks like the other. Of schemes with ``least`` samples or more; half of them are held
+    Than one factor, and than one of attention and another of all else: schemes of many ranks run
+    long sequences, so that slower attention looks like an overhead of their ranks. Of schemes with
+    ``least`` samples or more, of two or more degrees of ulysses·ring; half of the samples are held
     out.
     """
     samples = [times for _, times in sorted(by_scheme.items()) if len(times.measured) >= least]
-    if not samples:
+    if len({times.scheme.sp for times in samples}) < 2:
         return None
     halves = [split_halves(len(times.measured)) for times in samples]
     made_from = [times.select(half) for times, (half, _) in zip(samples, halves, strict=True)]
     held_out = [times.select(half) for times, (_, half) in zip(samples, halves, strict=True)]
-    factor = float(np.median(np.concatenate([t.measured / t.predicted for t in made_from])))
-    best, least_error = None, _find_error(Correction(factor, factor), held_out)
-    for correction in (_fit_by_work(made_from), _fit_overhead(made_from)):
-        if correction is not None and least_error > LEAST_ERROR:
-            error = _find_error(correction, held_out)
-            if error <= BETTER * least_error:
-                best, least_error = correction, error
-    return best
-
-
-def _fit_by_work(samples: Sequence[DegreeTimes]) -> Correction | None:
-    """Fit a factor of attention's time and one of the rest; None if one of them would be 0."""
-    columns = [np.stack([t.attention, t.predicted - t.attention], axis=1) for t in samples]
-    attention, factor = _solve(columns, samples)
-    return Correction(attention, factor) if attention > 0 and factor > 0 else None
-
-
-def _fit_overhead(samples: Sequence[DegreeTimes]) -> Correction | None:
-    """Fit one factor, and the time that a micro-batch and its further ranks add.
-
-    None if ranks add none, or all schemes have equally many.
-    """
-    if len({times.scheme.sp for times in samples}) < 2:
+    forms: tuple[Columns, ...] = (_list_factor, _list_work, _list_overhead)
+    solved = {columns: _solve(columns, made_from) for columns in forms}
+    errors = {columns: _find_error(columns, solved[columns], held_out) for columns in forms}
+    factor, fixed_ms, rank_ms = solved[_list_overhead]
+    rival = min(errors[_list_factor], errors[_list_work])
+    if not rank_ms or errors[_list_overhead] > BETTER * rival:
         return None
-    columns = [
-        np.stack([t.predicted, t.micro_batches, t.micro_batches * (t.scheme.sp - 1.0)], axis=1)
-        for t in samples
-    ]
-    factor, fixed_ms, rank_ms = _solve(columns, samples)
-    return Correction(factor, factor, fixed_ms, rank_ms) if rank_ms else None
+    return DegreeOverhead(factor, fixed_ms, rank_ms)
 
 
-def _solve(columns: Sequence[Floats], samples: Sequence[DegreeTimes]) -> list[float]:
+Columns = Callable[[DegreeTimes], Floats]
+"""Makes the columns of a form, (samples, coefficients), which times (ms) are linear in."""
+
+
+def _list_factor(times: DegreeTimes) -> Floats:
+    return times.predicted[:, None]
+
+
+def _list_work(times: DegreeTimes) -> Floats:
+    return np.stack([times.attention, times.predicted - times.attention], axis=1)
+
+
+def _list_overhead(times: DegreeTimes) -> Floats:
+    further = times.micro_batches * (times.scheme.sp - 1.0)
+    return np.stack([times.predicted, times.micro_batches, further], axis=1)
+
+
+def _solve(columns: Columns, samples: Sequence[DegreeTimes]) -> list[float]:
     """Fit measured times by non-negative least squares of relative errors.
 
-    Disturbed samples weigh less. ``columns``: (samples, coefficients) of each scheme.
+    Disturbed samples weigh less.
     """
     from scipy.optimize import nnls  # half a second, which planning does not wait for
 
-    matrix = np.concatenate(
-        [of / times.measured[:, None] for of, times in zip(columns, samples, strict=True)]
-    )
+    matrix = np.concatenate([columns(times) / times.measured[:, None] for times in samples])
     scale = matrix.max(axis=0)
     scale[scale == 0] = 1.0
     weights = np.ones(len(matrix))
@@ -182,10 +163,12 @@ def _solve(columns: Sequence[Floats], samples: Sequence[DegreeTimes]) -> list[fl
     return [float(value) for value in solution]
 
 
-def _find_error(correction: Correction, samples: Sequence[DegreeTimes]) -> float:
+def _find_error(
+    columns: Columns, coefficients: Sequence[float], samples: Sequence[DegreeTimes]
+) -> float:
     """Return the mean over schemes of their median errors, so that each counts equally."""
     errors = [
-        np.median(np.abs(correction.predict(times) / times.measured - 1))
+        np.median(np.abs(columns(times) @ np.array(coefficients) / times.measured - 1))
         for times in samples
         if len(times.measured)
     ]

@@ -12,9 +12,9 @@ import numpy as np
 
 from seqplan.costs.fit.correction import (
     CommonFactor,
-    Correction,
+    DegreeOverhead,
     DegreeTimes,
-    find_correction,
+    find_overhead,
     split_halves,
 )
 from seqplan.costs.fit.latency_fit import Errors, Observed, features, fit_latency, times
@@ -57,13 +57,13 @@ class RefittedProfile:
     """Results for a profile's schemes: the measured ones first, then all others.
 
     ``common``: the factor of the others; None if no measured scheme was corrected, and
-    then ``schemes`` are the measured ones alone. ``correction``: of the others in place of it, if
-    the measured schemes show another one than a factor.
+    then ``schemes`` are the measured ones alone. ``overhead``: of the others in place of it, if the
+    measured schemes show one that grows with ranks.
     """
 
     schemes: tuple[Refitted, ...]
     common: CommonFactor | None
-    correction: Correction | None = None
+    overhead: DegreeOverhead | None = None
 
 
 def refit(latency: Latency, scheme: Scheme, samples: Sequence[Observed]) -> Refitted:
@@ -99,8 +99,9 @@ def refit_profile(
     A device that is slower is slower for every scheme: coefficients that were merely not measured
     would look faster than those that were. So schemes with too few samples are scaled by the common
     factor of the others, the confirmed ones among them, unless their few samples are predicted
-    better without. If another ``Correction`` predicts held-out pipelines better than one factor, it
-    corrects the others, and those measured ones that it predicts better. ``by_scheme``: of schemes
+    better without. If the measured schemes have several degrees of ulysses·ring, and an overhead by
+    degree predicts held-out pipelines better than factors, it corrects the others, and those
+    measured ones that it predicts better. ``by_scheme``: of schemes
     that the profile has. With several recomputation modes a pipeline's time is of a mixture of
     them: all of a scheme are scaled by one factor.
     ``MeasurementError`` for a pipeline with a mode that the profile lacks, and for times that no
@@ -118,15 +119,15 @@ def refit_profile(
         ),
         profile.name,
     )
-    correction = find_correction(
+    overhead = find_overhead(
         {scheme: models[scheme].list_times(samples) for scheme, samples in by_scheme.items()},
         LEAST_TO_SCALE,
     )
     for scheme, samples in sorted(by_scheme.items()):
         model = models[scheme]
         result = model.refit(samples)
-        if correction is not None and len(samples) >= LEAST_TO_SCALE:
-            result = model.refit_by(correction, samples, result)
+        if overhead is not None and len(samples) >= LEAST_TO_SCALE:
+            result = model.refit_by_overhead(samples, result, overhead)
         measured[scheme] = result
         if len(samples) >= LEAST_TO_SCALE:
             after = SchemeTimes(scheme, result.latency, result.modes)
@@ -143,11 +144,11 @@ def refit_profile(
             SchemeTimes.from_scheme(profile.by_scheme[scheme]),
             by_scheme.get(scheme, ()),
             common,
-            correction,
+            overhead,
         )
         for scheme in (*measured, *others)
     ]
-    return RefittedProfile(tuple(schemes), common, correction)
+    return RefittedProfile(tuple(schemes), common, overhead)
 
 
 def check_unit(ratios: Any, profile: str) -> None:
@@ -181,12 +182,12 @@ class SchemeTimes:
         modes = {mode: latency.scale(factor) for mode, latency in self.modes.items()}
         return SchemeTimes(self.scheme, self.latency.scale(factor), modes)
 
-    def correct(self, correction: Correction) -> SchemeTimes:
-        """Return all coefficients with a correction."""
+    def correct(self, overhead: DegreeOverhead) -> SchemeTimes:
+        """Return all coefficients with an overhead by degree."""
         modes = {
-            mode: correction.correct(latency, self.scheme) for mode, latency in self.modes.items()
+            mode: overhead.correct(latency, self.scheme) for mode, latency in self.modes.items()
         }
-        return SchemeTimes(self.scheme, correction.correct(self.latency, self.scheme), modes)
+        return SchemeTimes(self.scheme, overhead.correct(self.latency, self.scheme), modes)
 
     def list_times(self, samples: Sequence[Observed]) -> DegreeTimes:
         """List what samples are predicted to take and took."""
@@ -198,15 +199,15 @@ class SchemeTimes:
             times(samples),
         )
 
-    def refit_by(
-        self, correction: Correction, samples: Sequence[Observed], result: Refitted
+    def refit_by_overhead(
+        self, samples: Sequence[Observed], result: Refitted, overhead: DegreeOverhead
     ) -> Refitted:
-        """Return the corrected coefficients, or ``result``.
+        """Return the coefficients with the overhead, or ``result``.
 
         Whichever predicts the held-out samples better.
         """
         _, held_out = _halve(samples)
-        corrected = self.correct(correction)
+        corrected = self.correct(overhead)
         now = SchemeTimes(self.scheme, result.latency, result.modes)
         if now.median_error(held_out) <= corrected.median_error(held_out):
             return result
@@ -215,7 +216,7 @@ class SchemeTimes:
             result.before,
             corrected.errors(held_out),
             "fitted",
-            f"with all schemes: {correction}",
+            f"with all schemes: {overhead}",
             corrected.latency,
             corrected.modes,
         )
@@ -307,22 +308,22 @@ def _extrapolate(
     model: SchemeTimes,
     samples: Sequence[Observed],
     common: CommonFactor,
-    correction: Correction | None,
+    overhead: DegreeOverhead | None,
 ) -> Refitted:
     """Correct a scheme as the measured ones, unless it is predicted better without."""
     few = f"{len(samples)} pipelines measured, {LEAST_TO_SCALE} are needed"
     if not samples:
         few = "not measured"
     scheme, factor = model.scheme, common.factor
-    scaled = model.scale(factor) if correction is None else model.correct(correction)
+    scaled = model.scale(factor) if overhead is None else model.correct(overhead)
     before = model.errors(samples)
     if samples and model.median_error(samples) < scaled.median_error(samples):
-        by = f"factor of {factor:.3f}" if correction is None else "correction"
+        by = f"factor of {factor:.3f}" if overhead is None else "overhead"
         reason = f"{few}; the measured schemes' {by} predicts them worse"
         return Refitted(scheme, before, before, "kept", reason, model.latency, model.modes)
     reason = f"scaled by {factor:.3f}, as the measured schemes{common.disagreement}; {few}"
-    if correction is not None:
-        reason = f"{correction}, as the measured schemes; {few}"
+    if overhead is not None:
+        reason = f"{overhead}, as the measured schemes; {few}"
     after = scaled.errors(samples)
     return Refitted(scheme, before, after, "extrapolated", reason, scaled.latency, scaled.modes)
 

@@ -129,8 +129,8 @@ def _write(path: Path, profile: Profile, refitted: RefittedProfile, rank_times: 
     source = f"refitted to {rank_times:,} measured rank times of training: {corrected}"
     if others:
         how = f"scaled by {common.factor:.3f}, as the measured schemes{common.disagreement}"
-        if refitted.correction is not None:
-            how = f"{refitted.correction}, as the measured schemes"
+        if refitted.overhead is not None:
+            how = f"{refitted.overhead}, as the measured schemes"
         source += f", {others} without enough of them {how}"
     document = write_refit(profile, refitted.schemes, source)
     write_profile(path, document)

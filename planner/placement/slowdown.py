@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import isfinite
 
 import numpy as np
@@ -17,7 +18,7 @@ from seqplan.plans.scheme import Scheme, Strategy
 MOST = 1e3
 """The largest factor; a rank that is slower still counts as lost."""
 
-MOST_LEFT_OUT = 3
+MOST_LEFT_OUT = 4
 """Sets of the slowest ranks that plans are tried without."""
 
 
@@ -164,14 +165,12 @@ class Slowdown:
         return Strategy.from_counts(counts)
 
     def leave_out_slow(self) -> list[Slowdown]:
-        """List the speeds if the slowest ranks count as lost: those of the largest factor, of the
-        two largest, and all that are slower than the fastest.
-        """
-        slower = sorted(set(self.in_order.tolist()), reverse=True)[:-1]
-        limits = dict.fromkeys([*slower[: MOST_LEFT_OUT - 1], *slower[-1:]])
+        """List the speeds if slow ranks count as lost, cut at the largest gaps."""
+        factors = sorted(set(self.in_order.tolist()))
+        gaps = sorted(pairwise(factors), key=lambda gap: gap[0] / gap[1])
         return [
-            Slowdown(tuple(None if f is None or f >= limit else f for f in self.factors))
-            for limit in limits
+            Slowdown(tuple(None if f is None or f >= least else f for f in self.factors))
+            for _, least in gaps[:MOST_LEFT_OUT]
         ]
 
     def fill_up(self, strategy: Strategy, schemes: Collection[Scheme]) -> Strategy:

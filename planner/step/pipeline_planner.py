@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -94,18 +94,11 @@ class PipelinePlanner:
         And with the slowest ranks left out.
         """
         sync, prove = self.problem.sync, self.options.prove
-        first = self._select_on(batch, used, self._models)
-        selections = [(first, self._models, speeds)]
-        if speeds.place(first.placement.strategy) is None:
-            for layout in self._layouts:
-                with suppress(Infeasible):
-                    of_layout = self._select_on(batch, used, layout.models)
-                    selections.append((of_layout, layout.models, speeds))
+        selections = [*self._select_with(batch, used, self._models, speeds)]
         for rest in speeds.leave_out_slow():
             with suppress(Infeasible):
                 models = rest.keep_fitting(self._models)
-                of_rest = self._select_on(batch, min(used, len(rest.order)), models)
-                selections.append((of_rest, models, rest))
+                selections += self._select_with(batch, min(used, len(rest.order)), models, rest)
         placed = [
             place_around(selected, batch, models, speeds, sync, used=rest, prove=prove)
             for selected, models, rest in selections
@@ -118,6 +111,18 @@ class PipelinePlanner:
             ),
             default=None,
         )
+
+    def _select_with(
+        self, batch: Batch, used: int, models: Models, speeds: Slowdown
+    ) -> Iterator[tuple[Selected, Models, Slowdown]]:
+        """Yield the best selection on so many ranks; of each layout, if it has no blocks."""
+        first = self._select_on(batch, used, models)
+        yield first, models, speeds
+        if speeds.place(first.placement.strategy) is None:
+            for layout in self._layouts:
+                of_layout = {s: model for s, model in layout.models.items() if s in models}
+                with suppress(Infeasible):
+                    yield self._select_on(batch, used, of_layout), of_layout, speeds
 
     def _select_on(self, batch: Batch, gpus: int, models: Models) -> Selected:
         problem = self.problem

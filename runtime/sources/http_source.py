@@ -223,6 +223,13 @@ class HttpSource:
         self._sender.add(Acknowledgement(path, key, json.dumps(fields), subject), who)
 
     def _post(self, entry: Acknowledgement) -> HttpResponse:
+        if entry in self._queue.adopted and json.loads(entry.body)["step"] >= (
+            self._first_step or 0
+        ):
+            raise PlanError(
+                f"{entry.subject}: is of a step that this process has yet to do, as of an earlier "
+                "job of the same name"
+            )
         more = {"Content-Type": "application/json", "Idempotency-Key": entry.key}
         answer = self._post_body(entry.path, entry.body, more)
         if answer.status == 409:
@@ -235,13 +242,9 @@ class HttpSource:
     def _catch_up(self, entry: Acknowledgement, problem: dict[str, Any]) -> None:
         """Acknowledge the last step of a restored service, so that it plans on.
 
-        ``ServiceBehind`` if the step of ``entry`` had a plan, which the service lacks. One that an
-        ended process left behind, of a step that this process has yet to do, is of an earlier job
-        of the same name, or of steps that are repeated.
+        ``ServiceBehind`` if the step of ``entry`` had a plan, which the service lacks.
         """
         fields = json.loads(entry.body)
-        if entry in self._queue.adopted and fields["step"] >= (self._first_step or 0):
-            return
         last = problem.get("last_step")
         if not str(problem.get("type", "")).endswith("not-planned") or fields["digest"] is None:
             return

@@ -28,7 +28,6 @@ from trainer_ranks import (
 from seqplan import Cost, Phase
 from seqplan.integrations.balanced_steps import BalancedSteps
 from seqplan.integrations.recomputation_limits import RecomputationLimits
-from seqplan.integrations.trainer_trial import cut_sample
 
 pytestmark = needs_trainer
 
@@ -272,43 +271,10 @@ def test_unsupported_settings_are_rejected(tmp_path: Path, monkeypatch: pytest.M
     )
 
 
-def test_an_overridden_loss_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    class Mean(planned_trainer()):  # type: ignore[misc]
-        def compute_loss(
-            self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any
-        ) -> torch.Tensor:
-            labels = inputs.pop("labels")
-            return mean_loss(model(**inputs), labels)
-
-    class Counted(Mean):
-        def compute_loss(self, model: Any, inputs: Any, **options: Any) -> torch.Tensor:
-            tokens = int((inputs["labels"][0, 1:] != NO_LABEL).sum())
-            loss = super().compute_loss(model, inputs, **options)
-            return loss * tokens / options["num_items_in_batch"]
-
-    options: dict[str, Any] = {
-        "model": model(),
-        "train_dataset": SAMPLES,
-        "data_collator": packing(),
-        "planned": planned(),
-        "args": arguments(str(tmp_path), max_steps=1),
-    }
-    with pytest.raises(ValueError, match=r"^compute_loss ignores num_items_in_batch"):
-        Mean(**options).train()
-    Counted(**options).train()
-
-
 def mean_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
     """Return the mean over a micro-batch."""
     logits = outputs.logits[0, :-1].float()
     return torch.nn.functional.cross_entropy(logits, labels[0, 1:], ignore_index=-100)
-
-
-def test_columns_of_single_numbers_as_tensors_are_no_tokens() -> None:
-    sample = {"input_ids": [1, 2, 3], "weight": torch.tensor(2.0), "length": torch.tensor(3)}
-    assert cut_sample(sample, 2) == {"input_ids": [1, 2], "weight": torch.tensor(2.0), "length": 2}
 
 
 def seeing(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:

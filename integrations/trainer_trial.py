@@ -61,11 +61,13 @@ def _measure_losses(trainer: Any, model: Any, packed: Mapping[str, Any]) -> list
     if _has_loss(trainer):
         compute, metrics = trainer.compute_loss, copy.deepcopy(getattr(trainer, "_metrics", None))
         trainer.log = lambda *_, **__: None  # the trial leaves no mark in the user's metrics
-        losses = [float(compute(model, dict(inputs), num_items_in_batch=count(n))) for n in (8, 16)]
-        del trainer.log
-        if metrics is not None:
-            trainer._metrics = metrics
-        return losses
+        try:
+            counts = [count(n) for n in (8, 16)]
+            return [float(compute(model, dict(inputs), num_items_in_batch=n)) for n in counts]
+        finally:
+            del trainer.log
+            if metrics is not None:
+                trainer._metrics = metrics
     if function is None:
         return [float(model(**inputs, num_items_in_batch=count(n)).loss) for n in (8, 16)]
     outputs = model(**{key: value for key, value in packed.items() if key not in LABELS})

@@ -101,9 +101,9 @@ def refit_profile(
     factor of the others, the confirmed ones among them, unless their few samples are predicted
     better without. If the measured schemes have several degrees of ulysses·ring, and an overhead by
     degree predicts held-out pipelines better than factors, it corrects the others, and those
-    measured ones that it predicts better. ``by_scheme``: of schemes
-    that the profile has. With several recomputation modes a pipeline's time is of a mixture of
-    them: all of a scheme are scaled by one factor.
+    measured ones that it predicts better. ``by_scheme``: of schemes that the profile has. With
+    several recomputation modes a pipeline's time is of a mixture of them: all of a scheme are
+    scaled by one factor.
     ``MeasurementError`` for a pipeline with a mode that the profile lacks, and for times that no
     device of the profile takes, ``ProfileError`` for one with several degrees of expert
     parallelism.

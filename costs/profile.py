@@ -319,12 +319,19 @@ class Profile:
         """One scheme evaluated on ``gpus`` GPUs; its MaxLen may be 0."""
         shards = optimizer_shards or gpus
         scheme, memory = entry.scheme, self.memory
+        buffers = entry.buffers or (0.0,) * len(self.modes)
         try:
             max_lens = [
                 memory.max_len(
-                    scheme, shards, context, mode.activation, mode.host, entry.expert_parallel
+                    scheme,
+                    shards,
+                    context,
+                    mode.activation,
+                    mode.host,
+                    entry.expert_parallel,
+                    buffer,
                 )
-                for mode in self.modes
+                for mode, buffer in zip(self.modes, buffers, strict=True)
             ]
         except ValueError as error:
             raise ProfileError(f"profile {self.name}: {error}") from None
@@ -336,10 +343,10 @@ class Profile:
                 mode.name,
                 entry.modes[mode.name],
                 max_len,
-                mode.kept[scheme.tp] / mode.activation[scheme.tp],
+                mode.kept[scheme.tp] / (mode.activation[scheme.tp] + buffer),
                 mode.forward_fraction,
             )
-            for mode, max_len in zip(self.modes, max_lens, strict=True)
+            for mode, max_len, buffer in zip(self.modes, max_lens, buffers, strict=True)
         ]
         largest = max(modes, key=lambda mode: mode.max_len)
         useful = keep_useful(scheme, modes)

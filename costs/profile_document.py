@@ -7,11 +7,11 @@ from typing import Any
 
 from seqplan.costs.memory_reader import HOST_MEMORY
 from seqplan.costs.profile_reader import HOST_BYTES
-from seqplan.costs.profiled_scheme import DEGREES, SHARED, SchemeKey
+from seqplan.costs.profiled_scheme import BUFFER, DEGREES, SHARED, SchemeKey
 from seqplan.plans.recomputation import rank_mode, split_mode
 from seqplan.plans.scheme import Scheme
 
-COEFFICIENTS = ("a", "b", "c", SHARED)
+COEFFICIENTS = ("a", "b", "c", SHARED, BUFFER)
 """Fields of an entry that are of one recomputation mode."""
 
 

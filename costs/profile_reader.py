@@ -20,6 +20,7 @@ from seqplan.costs.memory_reader import (
 )
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profiled_scheme import (
+    BUFFER,
     ORIGINS,
     PROFILE_SCHEMA,
     SHARED,
@@ -56,7 +57,7 @@ _OFFLOADING = frozenset({HOST_BYTES})
 _MODEL = frozenset({"hidden", "layers"})
 _MODEL_OPTIONAL = frozenset({"vocab", "heads", "kv_heads", "ffn", "head_dim"})
 _COEFFICIENTS = frozenset({"a", "b", "c"})
-_SHARED = frozenset({SHARED})
+_COEFFICIENTS_OPTIONAL = frozenset({SHARED, BUFFER})
 _DEGREES = frozenset({"tp", "pp", "ulysses", "ring"})
 _MODES = frozenset({"modes"})
 _SCHEME_OPTIONAL = _DEGREES | {"expert_parallel", "flag", "origin", "fit"}
@@ -275,7 +276,7 @@ class ProfileReader(MemoryReader):
         self, raw: Any, place: str, shape: ModelShape, modes: Sequence[str], per_node: int
     ) -> ProfiledScheme:
         """Read one scheme with its coefficients and their origin."""
-        optional = _SCHEME_OPTIONAL if modes else _SCHEME_OPTIONAL | _SHARED
+        optional = _SCHEME_OPTIONAL if modes else _SCHEME_OPTIONAL | _COEFFICIENTS_OPTIONAL
         self.fields(raw, place, _MODES if modes else _COEFFICIENTS, optional)
         degrees = {
             name: self.integer(raw, name, place, 1) for name in sorted(_DEGREES & raw.keys())
@@ -288,6 +289,12 @@ class ProfileReader(MemoryReader):
             self.fail(here, problem)
         latencies = self.latencies(raw["modes"], here, modes) if modes else {}
         latency = latencies[modes[-1]] if modes else self.latency(raw, here)
+        of_modes = [raw["modes"][name] for name in modes] or [raw]
+        stated = any(BUFFER in coefficients for coefficients in of_modes)
+        buffers = tuple(
+            self.number(coefficients, BUFFER, here, LARGEST) if BUFFER in coefficients else 0.0
+            for coefficients in of_modes
+        )
         if degree == 1 and any(of.b_shared for of in (latency, *latencies.values())):
             self.fail(here, f"{SHARED} above 0 requires expert_parallel above 1")
         flag = None if raw.get("flag") is None else self.name(raw, "flag", place)
@@ -299,11 +306,13 @@ class ProfileReader(MemoryReader):
         fit = raw.get("fit")
         if fit is not None and type(fit) is not dict:
             self.fail(f"{place}.fit", f"must be an object: {shown(fit)}")
-        return ProfiledScheme(scheme, latency, flag, origin, fit, latencies, degree)
+        return ProfiledScheme(
+            scheme, latency, flag, origin, fit, latencies, degree, buffers if stated else ()
+        )
 
     def latency(self, raw: dict[str, Any], place: str) -> Latency:
         """Read the coefficients of one scheme and mode."""
-        stated = _COEFFICIENTS | (_SHARED & raw.keys())
+        stated = _COEFFICIENTS | ({SHARED} & raw.keys())
         try:
             return Latency(
                 **{name: self.number(raw, name, place, LARGEST) for name in sorted(stated)}
@@ -319,7 +328,7 @@ class ProfileReader(MemoryReader):
         latencies = {}
         for name in modes:
             here = f"{place}.modes.{name}"
-            self.fields(raw[name], here, _COEFFICIENTS, _SHARED)
+            self.fields(raw[name], here, _COEFFICIENTS, _COEFFICIENTS_OPTIONAL)
             latencies[name] = self.latency(raw[name], here)
         times = {
             name: latency.micro_batch_ms([COMPARED_LENGTH]) for name, latency in latencies.items()

@@ -17,6 +17,9 @@ DEGREES = ("tp", "pp", "ulysses", "ring")
 SHARED = "b_shared"
 """Field of a scheme's coefficients: the part of b that a block of expert parallelism shares."""
 
+BUFFER = "buffer_bytes_per_token"
+"""Field next to a scheme's coefficients: bytes of its transfers, above those of activations."""
+
 SchemeKey = tuple[Scheme, int]
 """A scheme and its degree of expert parallelism: what a profile has one entry of."""
 
@@ -40,6 +43,8 @@ class ProfiledScheme:
     ``origin``: one of ``ORIGINS``; ``fit``: facts of a measured fit (see ``fit``). ``latency``: of
     the mode that keeps least; ``modes``: of each mode, empty in a profile of one.
     ``expert_parallel``: ranks that hold all experts together; 1: each rank of tp has a part of all.
+    ``buffers``: bytes of its transfers in each mode of the profile, per token of a micro-batch
+    before division by tp·sp; empty if activations have them.
     """
 
     scheme: Scheme
@@ -49,6 +54,7 @@ class ProfiledScheme:
     fit: Mapping[str, Any] | None = None
     modes: Mapping[str, Latency] = field(default_factory=dict)
     expert_parallel: int = 1
+    buffers: tuple[float, ...] = ()
 
     @property
     def key(self) -> SchemeKey:

@@ -12,13 +12,13 @@ from seqplan.costs.analytic.calibrate import Calibration, calibrate
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derived_scheme import (
     check_schemes,
-    count_gathered_bytes,
+    describe_buffer,
     fit_residuals,
     fit_terms,
     write_derived_entry,
 )
 from seqplan.costs.analytic.gpus.hardware import ClusterHardware
-from seqplan.costs.analytic.memory import activation_bytes_per_token
+from seqplan.costs.analytic.memory import activation_bytes_per_token, count_gathered_bytes
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.architecture import Architecture
 from seqplan.costs.model_sizes import SIZES, ModelSizes
@@ -128,7 +128,9 @@ def _complete_mode(
     document["schemes"] = [
         *profile.entries_of(unchanged),
         *(
-            write_derived_entry(scheme, latency.as_dict())
+            write_derived_entry(
+                scheme, {**latency.as_dict(), **describe_buffer(deployment, scheme)}
+            )
             for scheme, (latency, _) in fitted.items()
         ),
     ]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from seqplan.costs.analytic.deployment import NO_EXPERT_PARALLELISM, Deployment
 from seqplan.costs.analytic.derived_scheme import (
     check_schemes,
-    count_gathered_bytes,
+    describe_buffer,
     fit_residuals,
     fit_terms,
     write_derived_entry,
@@ -28,6 +28,7 @@ from seqplan.costs.analytic.memory import (
     count_expert_bytes,
     count_fixed_buffer_bytes,
     count_fixed_loss_bytes,
+    count_gathered_bytes,
     count_host_bytes,
     count_kept_bytes,
     count_transient_bytes,
@@ -111,7 +112,7 @@ def derive_profile(
             experts_apart=max(degrees) > 1,
             offloads=any(HOST_BYTES in mode for mode in described),
         ),
-        "schemes": [_describe_entry(key, described, fitted) for key in keys],
+        "schemes": [_describe_entry(key, described, fitted, by_mode) for key in keys],
     }
     return keep_modes(document, [mode["name"] for mode in described])
 
@@ -138,11 +139,15 @@ def _describe_entry(
     key: SchemeKey,
     modes: Sequence[Mapping[str, Any]],
     fitted: Mapping[str, Mapping[SchemeKey, Fitted]],
+    by_mode: Mapping[str, Deployment],
 ) -> dict[str, Any]:
     """Write a scheme, with its coefficients in each of the profile's ``modes``."""
     scheme, degree = key
     names = [mode["name"] for mode in modes]
-    coefficients = {name: fitted[name][key][0].as_dict() for name in names}
+    coefficients = {
+        name: {**fitted[name][key][0].as_dict(), **describe_buffer(by_mode[name], scheme)}
+        for name in names
+    }
     split = {"expert_parallel": degree} if degree > 1 else {}
     return write_derived_entry(scheme, {**split, "modes": coefficients})
 

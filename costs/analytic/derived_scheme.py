@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.gpus.hardware import ClusterHardware
+from seqplan.costs.analytic.memory import count_transfer_bytes
 from seqplan.costs.fit.latency_fit import Errors, Observed, fit_curve
 from seqplan.costs.latency import Latency
 from seqplan.costs.model_sizes import ModelSizes
+from seqplan.costs.profiled_scheme import BUFFER
 from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.percent import percent
 from seqplan.plans.scheme import Scheme
@@ -80,6 +83,12 @@ def fit_residuals(errors: Sequence[Errors], *, largest: bool = False) -> str:
     )
 
 
+def describe_buffer(deployment: Deployment, scheme: Scheme) -> dict[str, float]:
+    """Describe the bytes of a scheme's transfers as a field next to its coefficients."""
+    transferred = count_transfer_bytes(deployment, scheme)
+    return {BUFFER: transferred} if transferred else {}
+
+
 def write_derived_entry(scheme: Scheme, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Write a scheme as the profile document has it, with its origin.
 
@@ -87,11 +96,6 @@ def write_derived_entry(scheme: Scheme, fields: Mapping[str, Any]) -> dict[str, 
     """
     degrees = {axis: degree for axis, degree in scheme.as_dict().items() if degree > 1}
     return {**degrees, **fields, "origin": "derived"}
-
-
-def count_gathered_bytes(hidden: int, tp: int) -> float:
-    """Count a tp block's gathered input, per token and before division over tp·sp."""
-    return 0.0 if tp == 1 else 2.0 * hidden * tp
 
 
 def check_schemes(

@@ -321,20 +321,31 @@ def count_held_parameters(deployment: Deployment, scheme: Scheme) -> float:
 
 def _buffer_bytes(deployment: Deployment, scheme: Scheme, tokens: float) -> float:
     """Count a tp block's gathered input, K, V and gradients, and ``count_fixed_buffer_bytes``."""
-    sizes = deployment.sizes
-    buffers = count_fixed_buffer_bytes(deployment, scheme)
-    if scheme.tp > 1:
-        buffers += 2 * tokens / scheme.sp * sizes.hidden
+    per_token = count_gathered_bytes(deployment.sizes.hidden, scheme.tp)
+    per_token += count_transfer_bytes(deployment, scheme)
+    fixed = count_fixed_buffer_bytes(deployment, scheme)
+    return fixed + per_token * tokens / (scheme.tp * scheme.sp)
+
+
+def count_gathered_bytes(hidden: int, tp: int) -> float:
+    """Count a tp block's gathered input, per token and before division over tp·sp."""
+    return 0.0 if tp == 1 else 2.0 * hidden * tp
+
+
+def count_transfer_bytes(deployment: Deployment, scheme: Scheme) -> float:
+    """Count bytes that ring and Ulysses send and receive, per token before division over tp·sp.
+
+    Of a ring keys and values in bf16 and their gradients in fp32.
+    """
+    sizes, total = deployment.sizes, 0.0
     if scheme.ring > 1:
-        held = tokens / (scheme.ring * scheme.tp * scheme.ulysses)
-        buffers += 2 * held * sizes.kv_width * (2 + 4)
+        total += 2 * sizes.kv_width * (2 + 4)
     if deployment.rates.keeps_gradients and scheme.ulysses > 1 and deployment.recompute == "full":
         # Sent next to received: attention's output, its gradient, and those of q, k and v.
         keys = sizes.head_width * max(sizes.kv_heads, scheme.ulysses)
-        exchanged = 6 * sizes.attention_width + 4 * keys
-        exchanged += 8 * (keys - sizes.kv_width)  # keys and values, copied to have a head a rank
-        buffers += exchanged * tokens / (scheme.tp * scheme.sp)
-    return buffers
+        total += 6 * sizes.attention_width + 4 * keys
+        total += 8 * (keys - sizes.kv_width)  # keys and values, copied to have a head a rank
+    return total
 
 
 def count_fixed_buffer_bytes(deployment: Deployment, scheme: Scheme) -> float:

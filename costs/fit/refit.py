@@ -22,7 +22,7 @@ from seqplan.costs.fit.measurements import MeasurementError, MixedPipeline
 from seqplan.costs.latency import Latency
 from seqplan.costs.profile import Profile
 from seqplan.costs.profile_document import scheme_of
-from seqplan.costs.profiled_scheme import ProfiledScheme
+from seqplan.costs.profiled_scheme import SHARED, ProfiledScheme
 from seqplan.plans.percent import count_of, percent
 from seqplan.plans.scheme import Scheme
 
@@ -328,6 +328,12 @@ def _extrapolate(
     return Refitted(scheme, before, after, "extrapolated", reason, scaled.latency, scaled.modes)
 
 
+def _write_latency(fields: dict[str, Any], latency: Latency) -> None:
+    """Replace the coefficients among the fields of an entry or of one of its modes."""
+    fields.pop(SHARED, None)
+    fields.update(latency.as_dict())
+
+
 def write_refit(profile: Profile, results: Sequence[Refitted], source: str) -> dict[str, Any]:
     """Return the profile with the new coefficients; ``source`` is added to its source.
 
@@ -341,9 +347,10 @@ def write_refit(profile: Profile, results: Sequence[Refitted], source: str) -> d
         if result is None:
             continue
         if result.modes:
-            fields["modes"] = {mode: of.as_dict() for mode, of in result.modes.items()}
+            for mode, latency in result.modes.items():
+                _write_latency(fields["modes"][mode], latency)
         else:
-            fields.update(result.latency.as_dict())
+            _write_latency(fields, result.latency)
         if result.how == "extrapolated":
             fields["fit"] = {"refitted": f"extrapolated: {result.reason}"}
             continue

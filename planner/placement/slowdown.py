@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import isfinite
 
 import numpy as np
@@ -17,9 +16,6 @@ from seqplan.plans.scheme import Scheme, Strategy
 
 MOST = 1e3
 """The largest factor; a rank that is slower still counts as lost."""
-
-MOST_LEFT_OUT = 4
-"""Sets of the slowest ranks that plans are tried without."""
 
 
 _Placed = tuple[Scheme, float, tuple[int, ...]]
@@ -142,11 +138,13 @@ class Slowdown:
         }
 
     def fit(self, strategy: Strategy, schemes: Collection[Scheme]) -> Strategy:
-        """Return the strategy with groups that aligned blocks without lost ranks hold.
+        """Return the strategy, if it can be placed; else with groups that aligned blocks hold.
 
         Pipelines without a block, the largest first, become smaller ones of their layout, of
         ``schemes``, or are left out.
         """
+        if self.place(strategy) is not None:
+            return strategy
         free = [factor is not None for factor in self.factors]
         waiting, counts = list(strategy), Counter[Scheme]()
         while waiting:
@@ -162,35 +160,6 @@ class Slowdown:
             smaller = max((s for s in of_layout if s.gpus < size), key=_by_size, default=None)
             if smaller is not None:
                 waiting += [smaller] * (size // smaller.gpus)
-        return Strategy.from_counts(counts)
-
-    def leave_out_slow(self) -> list[Slowdown]:
-        """List the speeds if slow ranks count as lost, cut at the largest gaps."""
-        factors = sorted(set(self.in_order.tolist()))
-        gaps = sorted(pairwise(factors), key=lambda gap: gap[0] / gap[1])
-        return [
-            Slowdown(tuple(None if f is None or f >= least else f for f in self.factors))
-            for _, least in gaps[:MOST_LEFT_OUT]
-        ]
-
-    def fill_up(self, strategy: Strategy, schemes: Collection[Scheme]) -> Strategy:
-        """Add pipelines on the blocks that a strategy leaves free, of its smallest scheme's layout.
-
-        They are of the smallest of ``schemes`` in it.
-        """
-        placed = self.place(strategy)
-        if not placed:
-            return strategy
-        layout = min((scheme.tp, scheme.pp) for scheme, _ in strategy.counts)
-        smallest = min((s for s in schemes if (s.tp, s.pp) == layout), key=_by_size)
-        free = [factor is not None for factor in self.factors]
-        for block, _ in placed:
-            for rank in block:
-                free[rank] = False
-        counts = Counter(strategy)
-        while (found := _find_block(free, smallest.gpus, smallest.gpus)) is not None:
-            counts[smallest] += 1
-            free[found] = [False] * smallest.gpus
         return Strategy.from_counts(counts)
 
     def _place_aligned(

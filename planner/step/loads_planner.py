@@ -19,11 +19,14 @@ from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.slowdown import Slowdown, make_fleet_of, make_slow_fleet
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.selection import select_within
-from seqplan.planner.step.slow_ranks import MOST_STRATEGIES, list_factors
+from seqplan.planner.step.slow_ranks import list_factors
 from seqplan.planner.strategies.constructive import LayoutSchemes
 from seqplan.planner.sync.times import NO_SYNC, layouts_of
 from seqplan.plans.plan import Plan, Provenance
 from seqplan.plans.scheme import Strategy
+
+MOST_STRATEGIES = 6
+"""Strategies, the fastest for the lengths alone, that are placed."""
 
 
 class LoadsPlanner:

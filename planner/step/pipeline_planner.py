@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -26,9 +26,10 @@ from seqplan.planner.placement.assembly import (
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.placement.slowdown import Slowdown, make_fleet_of
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
-from seqplan.planner.step.selection import select
-from seqplan.planner.step.slow_ranks import leave_out_lost, list_factors, place_around
+from seqplan.planner.step.selection import list_considered, select
+from seqplan.planner.step.slow_ranks import leave_out_lost, list_factors
 from seqplan.planner.strategies.constructive import LayoutSchemes
+from seqplan.planner.strategies.uneven_search import UnevenSearch
 from seqplan.planner.sync.times import NO_SYNC, layouts_of
 from seqplan.plans.plan import Plan, Provenance
 from seqplan.plans.scheme import Strategy
@@ -73,69 +74,58 @@ class PipelinePlanner:
 
     def select(self, batch: Batch) -> Selected:
         """Choose the strategy of a batch and its placement, with a proven bound."""
-        gpus = self.problem.workload.gpus
         if self._speeds is None:
-            return self._select_on(batch, gpus, self._models)
+            return self._select_on(batch, self._models, self._layouts)
         if not self._models:
             raise Infeasible(
                 f"ranks lost: {list(self._lost)}. No scheme fits between them, as groups lie on "
                 "blocks of ranks that are aligned to their size. Start the job without lost ranks"
             )
-        # Lost ranks may break the blocks that a strategy on all others needs.
-        for used in range(gpus, 0, -1):
-            selected = self._select_around(batch, used, self._speeds)
-            if selected is not None:
-                return selected
-        raise AssertionError("a strategy on no GPUs is infeasible")
+        return self._select_uneven(batch, self._speeds)
 
-    def _select_around(self, batch: Batch, used: int, speeds: Slowdown) -> Selected | None:
-        """Select a strategy on so many ranks; of each layout, if the best has no blocks.
+    def _select_uneven(self, batch: Batch, speeds: Slowdown) -> Selected:
+        """Select on ranks of different speeds.
 
-        And with the slowest ranks left out.
+        The search begins at what is best on equal ranks, of all schemes and of each layout. The
+        bound is of the chosen strategy with its slow pipelines; candidates keep bounds of equal
+        ranks, which are lower.
         """
-        sync, prove = self.problem.sync, self.options.prove
-        selections = [*self._select_with(batch, used, self._models, speeds)]
-        for rest in speeds.leave_out_slow():
-            with suppress(Infeasible):
-                models = rest.keep_fitting(self._models)
-                selections += self._select_with(batch, min(used, len(rest.order)), models, rest)
-        placed = [
-            place_around(selected, batch, models, speeds, sync, used=rest, prove=prove)
-            for selected, models, rest in selections
-        ]
-        times = sync or NO_SYNC
-        return min(
-            filter(None, placed),
-            key=lambda selected: (
-                selected.placement.objective_ms + times.of_strategy_ms(selected.placement.strategy)
-            ),
-            default=None,
-        )
-
-    def _select_with(
-        self, batch: Batch, used: int, models: Models, speeds: Slowdown
-    ) -> Iterator[tuple[Selected, Models, Slowdown]]:
-        """Yield the best selection on so many ranks; of each layout, if it has no blocks."""
-        first = self._select_on(batch, used, models)
-        yield first, models, speeds
-        if speeds.place(first.placement.strategy) is None:
-            for layout in self._layouts:
-                of_layout = {s: model for s, model in layout.models.items() if s in models}
+        sync = self.problem.sync or NO_SYNC
+        search = UnevenSearch(batch, speeds, sync)
+        first = self._select_on(batch, self._models, self._layouts)
+        starts = [search.begin(first.placement.strategy, self._models)]
+        for layout in self._layouts:
+            bound_ms = layout.bound_ms(batch, self.problem.workload.gpus)
+            bound_ms += sync.compute_exposed_ms([layout.layout])
+            if bound_ms < min(search.total_ms(start.placement) for start in starts):
                 with suppress(Infeasible):
-                    yield self._select_on(batch, used, of_layout), of_layout, speeds
+                    selected = self._select_on(batch, layout.models, [layout])
+                    strategy = selected.placement.strategy
+                    starts.append(search.begin(strategy, layout.models, bound_ms))
+        best, bound_ms = search.run(starts, prove=self.options.prove)
+        considered = [
+            replace(entry, predicted_ms=search.times.get(entry.strategy))
+            for entry in first.considered
+        ]
+        if all(entry.strategy != best.strategy for entry in considered):
+            entry = list_considered(best.strategy, bound_ms, best.objective_ms, self.problem.sync)
+            considered.append(entry)
+        return Selected(best, bound_ms, tuple(considered))
 
-    def _select_on(self, batch: Batch, gpus: int, models: Models) -> Selected:
+    def _select_on(
+        self, batch: Batch, models: Models, layouts: Sequence[LayoutSchemes]
+    ) -> Selected:
+        """Select on equal ranks, on schemes of ``models``; ``layouts``: those of them."""
         problem = self.problem
-        candidates = [strategy for strategy in problem.strategies if strategy.gpus <= gpus]
         try:
             return select(
                 batch,
-                [s for s in candidates if all(scheme in models for scheme, _ in s.counts)],
+                [s for s in problem.strategies if all(scheme in models for scheme, _ in s.counts)],
                 models,
-                gpus,
+                problem.workload.gpus,
                 sync=problem.sync,
                 prove=self.options.prove and self._speeds is None,
-                layouts=self._layouts if models is self._models else None,
+                layouts=layouts,
             )
         except Infeasible as error:
             if not self._lost:

@@ -86,6 +86,21 @@ def test_a_slow_rank_is_never_worse_than_a_lost_one(
         assert faster <= slower * 1.001
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_several_slow_ranks_are_never_worse_than_lost_ones(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    gpus, max_len = ((8, 32_768), (16, 65_536), (64, 131_072))[seed % 3]
+    slow = rng.choice(gpus, int(rng.integers(2, gpus // 4 + 1)), replace=False).tolist()
+    factors = {rank: float(rng.choice([1.3, 2.0, 4.0])) for rank in slow}
+    lengths = [*rng.choice(CODE[max_len >= CODE], int(rng.integers(3, 30))).tolist(), max_len // 2]
+    totals = []
+    for known in (factors, dict.fromkeys(slow)):
+        slowdown = [known.get(rank, 1.0) for rank in range(gpus)]
+        planner = Planner.from_profile("llama3-8b-h100-80gb", gpus, max_len, slowdown=slowdown)
+        totals.append(total_ms(planner.plan(lengths)))
+    assert totals[0] <= totals[1] * 1.001
+
+
 def test_many_slow_ranks_are_left_out_together() -> None:
     lengths = [20_000, 9_000] + [900] * 6
     totals = []

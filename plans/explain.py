@@ -65,6 +65,9 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
         f"predicted {plan.predicted_ms:,.1f} ms, lower bound {plan.lower_bound_ms:,.1f} ms, "
         f"gap {percent(plan.gap, 2)}"
     )
+    if (stages := stages_of_micro_steps(plan.pipelines)) > 1:
+        drain = f"{stages - 1} × the longest"
+        yield f"  both are of Σ micro-steps + {drain}, which may be above the simulation"
     yield from _slow_ranks(plan)
     if plan.provenance.robust:
         off = f"{100 * plan.provenance.robust:g} %"
@@ -85,7 +88,7 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
     yield from _shapes(plan)
     micro_steps = {pipeline.micro_step for pipeline in plan.pipelines} - {None}
     notes = f", in {_count(micro_steps, 'micro-step')}" if micro_steps else ""
-    if (stages := stages_of_micro_steps(plan.pipelines)) > 1:
+    if stages > 1:
         notes += f" through {stages} stages"
     changes = _changes(plan.pipelines)
     if changes:
@@ -105,7 +108,7 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
 
 
 def _slow_ranks(plan: Plan) -> Iterable[str]:
-    """Name lost ranks and the slow pipelines, and the least that slow ranks cost."""
+    """Name lost ranks and the slow pipelines, with the speed that they lack."""
     if plan.lost_ranks:
         idle = len(plan.idle_ranks) - len(plan.lost_ranks)
         lost = _ranks(plan.lost_ranks, 30)
@@ -118,8 +121,8 @@ def _slow_ranks(plan: Plan) -> Iterable[str]:
     slowest = max(slow, key=lambda pipeline: pipeline.slowdown)
     yield (
         f"{_count(slow, 'pipeline')} of slow ranks, up to {slowest.slowdown:g} × "
-        f"({_ranks(slowest.ranks, 30)}): costs at least {percent(gpus / speed - 1)}, up to "
-        f"{percent(slowest.slowdown - 1, 0)} if plans ignore it"
+        f"({_ranks(slowest.ranks, 30)}): {percent(1 - speed / gpus)} less speed, up to "
+        f"{percent(slowest.slowdown - 1, 0)} more time if ignored"
     )
 
 

@@ -86,9 +86,9 @@ class PipelinePlanner:
     def _select_uneven(self, batch: Batch, speeds: Slowdown) -> Selected:
         """Select on ranks of different speeds.
 
-        The search begins at what is best on equal ranks, of all schemes and of each layout. The
-        bound is of the chosen strategy with its slow pipelines; candidates keep bounds of equal
-        ranks, which are lower.
+        The search begins at the best on equal ranks, of all schemes and of each layout. The bound
+        is of the chosen strategy with its slow pipelines; candidates keep bounds of equal ranks,
+        which are lower.
         """
         sync = self.problem.sync or NO_SYNC
         search = UnevenSearch(batch, speeds, sync)

@@ -28,7 +28,7 @@ POLISHED = 1.1
 
 
 @dataclass(frozen=True)
-class Start:
+class SearchStart:
     """Where the search begins: a placement on schemes of ``models``.
 
     ``bound_ms``: of every plan on them, with sync.
@@ -52,10 +52,10 @@ class UnevenSearch:
     times: dict[Strategy, float] = field(default_factory=dict)
     fills: int = 0
 
-    def begin(self, strategy: Strategy, models: Models, bound_ms: float = 0.0) -> Start:
+    def begin(self, strategy: Strategy, models: Models, bound_ms: float = 0.0) -> SearchStart:
         """Begin at a strategy, which lost ranks may break up (``Slowdown.fit``).
 
-        If what is left does not hold the batch, at the fastest single pipeline that does.
+        If the rest does not hold the batch, at the fastest single pipeline that does.
         """
         fitted = self.speeds.fit(strategy, models)
         strategies = [fitted, *(Strategy.from_counts({scheme: 1}) for scheme in models)]
@@ -63,9 +63,9 @@ class UnevenSearch:
         first = next(placed)
         if first is None:
             first = min(filter(None, placed), key=self.total_ms)
-        return Start(first, models, bound_ms)
+        return SearchStart(first, models, bound_ms)
 
-    def run(self, starts: Sequence[Start], *, prove: bool) -> tuple[Placement, float]:
+    def run(self, starts: Sequence[SearchStart], *, prove: bool) -> tuple[Placement, float]:
         """Improve each start, the fastest first; return the best placement and its bound (ms)."""
         improved: list[Placement] = []
         least_ms = inf
@@ -86,7 +86,7 @@ class UnevenSearch:
         """Time a placement with its sync (ms)."""
         return placement.objective_ms + self.sync.of_strategy_ms(placement.strategy)
 
-    def _improve(self, start: Start) -> Placement:
+    def _improve(self, start: SearchStart) -> Placement:
         """Change a strategy within its layouts, as long as a change shortens the step."""
         best, visited = start.placement, {start.placement.strategy}
         while (better := self._find_better(best, start.models, visited)) is not None:

@@ -68,6 +68,7 @@ def test_micro_steps_are_a_column() -> None:
     assert "in 2 micro-steps" in text
     assert "  micro-step  " in text
     assert "start ms" not in text
+    assert "may be above the simulation" not in text
 
 
 def test_an_empty_step() -> None:

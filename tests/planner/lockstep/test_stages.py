@@ -5,7 +5,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from micro_step_cases import PLANNER, MicroStepCase, micro_step_cases
 
-from seqplan import Batch, Scheme
+from seqplan import Batch, Planner, Scheme, explain, find_profile
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
@@ -73,3 +73,11 @@ def test_no_rank_is_idle_where_sequences_are_enough(case: MicroStepCase) -> None
     # A rank idles only where every group has one sequence, on the most ranks there can be.
     if any(idle):
         assert all(len(positions) == 1 for _, positions in groups)
+
+
+def test_micro_steps_with_stages_name_the_form_of_their_time() -> None:
+    profile = find_profile("llama-32b-a800-80gb")
+    planner = Planner.from_profile(profile, 32, 32_768, execution="lockstep", layout="tp4.pp2")
+    plan = planner.plan([20_000, 9_000, *[900] * 40])
+    assert "  both are of Σ micro-steps + 1 × the longest, which may be above" in explain(plan)
+    assert simulate_plan_ms(plan, profile.forward_fraction) <= plan.predicted_ms

@@ -227,11 +227,11 @@ def test_loads_with_lost_ranks_are_rejected() -> None:
         planner.plan([100], loads=[Phase("vision", [[64]], Cost(0.0, 0.01, 0.0))])
 
 
-def test_explain_names_the_price() -> None:
+def test_explain_names_the_lack_of_speed() -> None:
     made = plan("llama3-8b-h100-80gb", 8, draw(200_000, 0), [1.0] * 7 + [1.3])
     line = next(line for line in explain(made).splitlines() if "slow ranks" in line)
     assert line.startswith("1 pipeline of slow ranks, up to 1.3 × (")
-    assert "costs at least 6.1 %, up to 30 % if plans ignore it" in line
+    assert "5.8 % less speed, up to 30 % more time if ignored" in line
 
 
 def test_slow_pipelines_fit_no_coefficients() -> None:

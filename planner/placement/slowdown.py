@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import isfinite
 
 import numpy as np
@@ -117,7 +118,8 @@ class Slowdown:
         if placed is None and not self.lost:
             placed, first = [], 0
             for scheme in strategy:
-                placed.append(self._time_block(scheme, first))
+                block = tuple(range(first, first + scheme.gpus))
+                placed.append((scheme, self._time_block(first, scheme.gpus), block))
                 first += scheme.gpus
         if placed is None:
             return None
@@ -167,29 +169,41 @@ class Slowdown:
     ) -> list[_Placed] | None:
         """Give each pipeline, the largest first, its fastest block; None if one finds none.
 
-        ``only_powers``: sizes that are no powers of two take the first free ranks instead.
+        ``only_powers``: sizes that are no powers of two take the first free ranks instead. Aligned
+        blocks of a size do not overlap, so that its pipelines take the fastest of them in order.
         """
         free = [factor is not None for factor in self.factors]
-        placed = []
-        for scheme in sorted(strategy, key=lambda scheme: -scheme.gpus):
-            size = scheme.gpus
-            aligned = not only_powers or _is_aligned(size)
-            blocks = [
-                self._time_block(scheme, first)
-                for first in range(0, len(free) - size + 1, size if aligned else 1)
-                if all(free[first : first + size])
-            ]
-            if not blocks:
+        placed: list[_Placed] = []
+        largest_first = sorted(strategy, key=lambda scheme: -scheme.gpus)
+        for size, of_size in groupby(largest_first, key=lambda scheme: scheme.gpus):
+            schemes = list(of_size)
+            if only_powers and not _is_aligned(size):
+                firsts = _find_first(free, size, len(schemes))
+            else:
+                blocks = range(0, len(free) - size + 1, size)
+                firsts = [first for first in blocks if all(free[first : first + size])]
+                firsts.sort(key=lambda first: self._time_block(first, size))
+            if len(firsts) < len(schemes):
                 return None
-            placed.append(min(blocks) if aligned else blocks[0])
-            for rank in placed[-1][2]:
-                free[rank] = False
+            for scheme, first in zip(schemes, firsts, strict=False):
+                factor = self._time_block(first, size)
+                placed.append((scheme, factor, tuple(range(first, first + size))))
+                free[first : first + size] = [False] * size
         return placed
 
-    def _time_block(self, scheme: Scheme, first: int) -> _Placed:
-        """Place a pipeline on the ranks from ``first`` on: it is as slow as its slowest rank."""
-        block = tuple(range(first, first + scheme.gpus))
-        return scheme, max(self.factors[rank] or 0.0 for rank in block), block
+    def _time_block(self, first: int, size: int) -> float:
+        """Return the factor of a block of ranks: it is as slow as its slowest rank."""
+        return max(factor or 0.0 for factor in self.factors[first : first + size])
+
+
+def _find_first(free: Sequence[bool], size: int, count: int) -> list[int]:
+    """Find so many free blocks of ``size`` ranks, at most, one after another."""
+    left = list(free)
+    firsts: list[int] = []
+    while len(firsts) < count and (block := _find_block(left, size, 1)) is not None:
+        firsts.append(block.start)
+        left[block] = [False] * size
+    return firsts
 
 
 def _is_aligned(size: int) -> bool:

@@ -14,6 +14,7 @@ from seqplan.costs.lengths.digest import lengths_digest
 from seqplan.integrations.replacement import describe_plan
 from seqplan.planner.argument_checks import read_seed, read_whole_number
 from seqplan.planner.balance.balance_ranks import balance
+from seqplan.planner.balance.length_options import LengthOptions
 from seqplan.planner.balance.loads import check_loads
 from seqplan.planner.balance.mode import Mode
 from seqplan.planner.balance.phase import Phase
@@ -70,14 +71,23 @@ class BalancedSteps:
         pad_to: int = 1,
         slowdown: Sequence[float] | None = None,
     ) -> None:
-        # One call rejects sequences that no step can hold, before training.
+        # Sequences that no step can hold are rejected before training.
         if loads is not None:
             check_loads(loads)
             balance(lengths, 1, capacity, cost, modes=modes, loads=[p.take([0]) for p in loads])
             self._lengths = loads[-1].tokens
         else:
             self._lengths = whole_lengths(lengths)
-            balance(self._lengths, 1, capacity, cost, modes=modes, pad_to=pad_to)
+            LengthOptions.read(
+                self._lengths,
+                capacity,
+                cost,
+                modes,
+                pad_to=read_whole_number("pad_to", pad_to),
+                keep_together=None,
+                equal_samples=False,
+                shapes=None,
+            )
         sequences = read_whole_number("sequences", sequences)
         if sequences > len(self._lengths):
             raise ValueError(

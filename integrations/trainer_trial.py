@@ -43,6 +43,12 @@ def find_inexact(trainer: Any, model: Any) -> str | None:
     if (logits[0] - logits[1]).abs().max() > SEEN * logits[0].abs().max():
         config = trainer.model.config
         cached = getattr(config, "use_cache", None)
+        if "position_ids" in packed and "attention_mask" not in packed and not cached:
+            return (
+                f"{type(trainer.model).__name__} does not separate packed documents under "
+                f"attention {config._attn_implementation}. Use flash attention, or "
+                "seqplan.huggingface.attach for models of docs/huggingface.md"
+            )
         return (
             "documents of a micro-batch see each other: attention "
             f"{config._attn_implementation}, use_cache={cached}; pack with position_ids and no "

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_huggingface_trainer import rejected
 from trainer_ranks import (
     NO_LABEL,
     SAMPLES,
@@ -59,3 +60,17 @@ def test_an_overridden_loss_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_columns_of_single_numbers_as_tensors_are_no_tokens() -> None:
     sample = {"input_ids": [1, 2, 3], "weight": torch.tensor(2.0), "length": torch.tensor(3)}
     assert cut_sample(sample, 2) == {"input_ids": [1, 2], "weight": torch.tensor(2.0), "length": 2}
+
+
+def test_a_model_that_does_not_separate_documents_is_rejected_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import BloomConfig, BloomForCausalLM
+
+    monkeypatch.chdir(tmp_path)
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=32, n_head=4, n_layer=2))
+    text = rejected(model=bloom)
+    assert text == (
+        "BloomForCausalLM does not separate packed documents under attention eager. Use flash "
+        "attention, or seqplan.huggingface.attach for models of docs/huggingface.md"
+    )

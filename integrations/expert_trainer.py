@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from seqplan.integrations.balanced_steps import BalancedSteps
 from seqplan.integrations.expert_checkpoint import load_parts, remove_parts, save_part
 from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin
+from seqplan.integrations.trainer_settings import name_optimizer
 from seqplan.planner.argument_checks import read_whole_number
 from seqplan.runtime.checkpoint.checkpoint_files import attempt_together
 from seqplan.runtime.communicators import Communicators
@@ -75,9 +76,7 @@ class PlannedExpertTrainerMixin(PlannedTrainerMixin):
         reasons, args, degree = super()._reasons(), self.args, self._degree
         if degree == 1:
             return reasons
-        optimizer = str(getattr(args.optim, "value", args.optim))
-        if (chosen := getattr(self, "optimizer_cls_and_kwargs", None)) is not None:
-            optimizer = chosen[0].__name__
+        optimizer = name_optimizer(self)
         given: Any = self
         checks = {
             f"expert_parallel: {degree} does not divide the {args.world_size} ranks": (
@@ -85,6 +84,9 @@ class PlannedExpertTrainerMixin(PlannedTrainerMixin):
             ),
             f"{self.accelerator.distributed_type.value} with expert_parallel. Use plain data "
             "parallelism": self.accelerator.distributed_type not in _DATA_PARALLEL,
+            "a model that is sharded at load with expert_parallel. Load it whole": (
+                getattr(self, "is_distributed_loading_by_transformers", False)
+            ),
             "fp16 with expert_parallel. Use bf16": args.fp16,
             "torch_compile with expert_parallel. Turn it off": args.torch_compile,
             "recomputation modes with expert_parallel. Use activation_checkpointing": bool(

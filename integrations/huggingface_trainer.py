@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from seqplan.integrations.balanced_steps import BalancedSteps, RankedStep, list_lengths
 from seqplan.integrations.recomputation_limits import check_switchable
+from seqplan.integrations.trainer_settings import is_sharded, list_reasons
 from seqplan.integrations.trainer_trial import LABELS, cut_sample, find_inexact
 from seqplan.runtime.huggingface.expert_loading import load_pretrained
 from seqplan.runtime.huggingface.experts import find_experts
@@ -34,9 +35,6 @@ from seqplan.runtime.stopwatch import Stopwatch
 
 IGNORED = -100
 """A label that no loss counts."""
-
-_UNSYNCED = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU")
-"""accelerate's kinds of ranks that meet once a step."""
 
 
 class UnplannableError(ValueError):
@@ -97,51 +95,11 @@ class PlannedTrainerMixin:
     def _lockstep(self) -> bool:
         """Whether every micro-batch waits for all ranks: in all but plain data parallelism."""
         gathers_metrics = any(base.__name__ == "SFTTrainer" for base in type(self).__mro__)
-        return self.accelerator.distributed_type not in _UNSYNCED or gathers_metrics
+        return is_sharded(self) or gathers_metrics
 
     def _reasons(self) -> list[str]:
         """List what cannot be planned here."""
-        args = self.args
-        checks = {
-            "gradient_accumulation_steps must be 1: the plan accumulates": (
-                args.gradient_accumulation_steps != 1
-            ),
-            "per_device_train_batch_size must be 1: a batch is a planned step": (
-                args.per_device_train_batch_size != 1
-            ),
-            "auto_find_batch_size changes planned batches": (
-                getattr(args, "auto_find_batch_size", False)
-            ),
-            "nn.DataParallel (more than one device a process)": args.n_gpu > 1,
-            "model_init: the trainer would make the model anew. Give model": (
-                getattr(self, "model_init", None) is not None
-            ),
-            "average_tokens_across_devices=False is not the mean over all tokens": (
-                not args.average_tokens_across_devices
-            ),
-            "the model ignores num_items_in_batch: its loss would be a mean of means": (
-                not (self.model_accepts_loss_kwargs or self.compute_loss_func)
-            ),
-            f"train_sampling_strategy={getattr(args, 'train_sampling_strategy', '')!r}": (
-                getattr(args, "train_sampling_strategy", "random") != "random"
-            ),
-            "packing=True: the plan packs": getattr(args, "packing", False),
-            "an iterable data set has no places to plan": (
-                isinstance(self.train_dataset, IterableDataset)
-                or not hasattr(self.train_dataset, "__getitem__")
-            ),
-            "the trainer's tp, cp or sp above 1": (
-                max(getattr(self, f"get_{kind}_size")() for kind in ("tp", "cp", "sp")) > 1
-            ),
-            "output_router_logits: a mean over each micro-batch enters the loss": (
-                getattr(self.model.config, "output_router_logits", False)
-            ),
-        }
-        reasons = [reason for reason, applies in checks.items() if applies]
-        if not reasons and len(self._planned) != len(self.train_dataset):
-            planned, there = len(self._planned), len(self.train_dataset)
-            reasons = [f"steps are planned for {planned} sequences, the data set has {there}"]
-        return reasons
+        return list_reasons(self, len(self._planned))
 
     def _recomputation_reasons(self) -> list[str]:
         """List why planned recomputation modes cannot be switched here."""
@@ -195,10 +153,16 @@ class PlannedTrainerMixin:
     def _check_resumed(self) -> None:
         """Compare the settings with those of the checkpoint, and store them with the next one.
 
-        ``UnplannableError`` if its steps have other sequences: some would be repeated or skipped.
+        ``UnplannableError`` if its steps have other sequences, or are of another trainer: some
+        sequences would be repeated or skipped.
         """
-        settings = self._planned.settings
-        before = self.state.stateful_callbacks.setdefault("BalancedSteps", settings)
+        settings, records = self._planned.settings, self.state.stateful_callbacks
+        if self.state.global_step > 0 and "BalancedSteps" not in records:
+            raise UnplannableError(
+                f"the checkpoint of step {self.state.global_step} has no record of BalancedSteps. "
+                "Resume from one of planned steps, or train without resume_from_checkpoint"
+            )
+        before = records.setdefault("BalancedSteps", settings)
         if changed := [name for name, value in settings.items() if before.get(name) != value]:
             differences = [f"{name} {before.get(name)}, not {settings[name]}" for name in changed]
             raise UnplannableError(
@@ -222,8 +186,8 @@ class PlannedTrainerMixin:
         The trainer leaves out tensors that are stored in another form, as most experts are.
         ``ValueError`` if a part of the model is missing.
         """
-        sharded = self.accelerator.distributed_type not in _UNSYNCED
-        if sharded or not find_experts(self.model) or causal_lm(self.model) is not self.model:
+        whole = not is_sharded(self) and causal_lm(self.model) is self.model
+        if not whole or not find_experts(self.model):
             return False
         if not Path(folder, "config.json").is_file():
             raise ValueError(f"{folder} has no config.json. Resume from another checkpoint")
@@ -281,10 +245,9 @@ class PlannedTrainerMixin:
         return sum(trainer.floating_point_ops(micro_batch) for micro_batch in _parts(inputs))
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
-        """Count the step's tokens: those of its micro-batches."""
+        """Count the step's tokens, without fillers: ranks gather their counts once a step."""
         trainer: Any = super()
-        for micro_batch in _parts(inputs):
-            trainer._track_num_input_tokens(micro_batch)
+        trainer._track_num_input_tokens(_join(inputs) if "micro_batches" in inputs else inputs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log predictions and this rank's time of the last step with the loss."""
@@ -386,9 +349,26 @@ class _PackedStep:
                 for key in LABELS:
                     if key in micro_batch:
                         micro_batch[key].fill_(IGNORED)
-        return {"micro_batches": packed, "modes": modes, "figures": figures}
+        fillers = sum(are_fillers)
+        return {"micro_batches": packed, "fillers": fillers, "modes": modes, "figures": figures}
 
 
 def _parts(inputs: Any) -> list[Any]:
     """List a step's micro-batches; inputs that are none, as in evaluation, are one."""
     return list(inputs["micro_batches"]) if "micro_batches" in inputs else [inputs]
+
+
+def _join(step: Any) -> dict[str, torch.Tensor]:
+    """Join each field of a step's micro-batches that has an entry for each token.
+
+    The fillers, which are the last micro-batches, leave none.
+    """
+    micro_batches, fillers = step["micro_batches"], step["fillers"]
+    tokens = [micro_batch["input_ids"].shape for micro_batch in micro_batches]
+    joined = {}
+    for key in micro_batches[0]:
+        values = [micro_batch.get(key) for micro_batch in micro_batches]
+        if [getattr(value, "shape", None) for value in values] == tokens:
+            real = values[: len(values) - fillers]
+            joined[key] = torch.cat(real, dim=1) if real else values[0][:, :0]
+    return joined

@@ -179,12 +179,18 @@ def test_modes_that_cannot_be_switched_are_rejected(
     )
 
 
-def test_tokens_and_operations_of_all_micro_batches_are_counted() -> None:
-    counting = functools.partial(
-        trained, include_num_input_tokens_seen="all", num_train_epochs=1, max_steps=STEPS
-    )
-    (logs,) = on_ranks(1, counting)
-    assert logs[-1]["num_input_tokens_seen"] == LENGTHS.sum()
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [(1, {}), (2, {}), (2, {"sharded": True}), (13, {})],
+    ids=["one", "ddp", "fsdp2", "idle rank"],
+)
+def test_tokens_of_all_micro_batches_are_counted(ranks: int, options: dict[str, Any]) -> None:
+    """Ranks have different numbers of micro-batches; fillers do not count."""
+    counting = functools.partial(trained, include_num_input_tokens_seen="all", num_train_epochs=1)
+    logs = on_ranks(ranks, functools.partial(counting, **options))[0]
+    tokens = np.cumsum([entry["plan/tokens"] for entry in logs])
+    assert [entry["num_input_tokens_seen"] for entry in logs] == tokens.tolist()
+    assert tokens[-1] == LENGTHS.sum()
 
 
 def test_counts_differ_between_ranks_without_lockstep() -> None:

@@ -160,9 +160,13 @@ def trained(
     resume: str | None = None,
     folder: str | None = None,
     recompute: dict[str, int] | None = None,
+    made: Callable[[], Any] = model,
     **more: Any,
 ) -> list[dict[str, Any]]:
-    """Train; return the logs of each step, with ``saved`` bytes by mode if there are modes."""
+    """Train the model that ``made`` returns; return the logs of each step.
+
+    With modes they have ``saved`` bytes by mode.
+    """
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 
@@ -175,7 +179,7 @@ def trained(
             PartialState()
             PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         trainer = planned_trainer()(
-            model=model(),
+            model=made(),
             args=args,
             train_dataset=SAMPLES,
             data_collator=packing(),

@@ -1,0 +1,95 @@
+"""Settings and checkpoints that a planned trainer rejects, and models that are loaded in shards."""
+
+import functools
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_huggingface_trainer import assert_equal_logs, rejected
+from trainer_ranks import (
+    SAMPLES,
+    arguments,
+    model,
+    needs_trainer,
+    on_ranks,
+    packing,
+    planned,
+    planned_trainer,
+    trained,
+)
+
+pytestmark = needs_trainer
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optim": "galore_adamw_layerwise", "optim_target_modules": ["q_proj"]}, "optim=galore_"),
+        ({"optim": "apollo_adamw_layerwise", "optim_target_modules": ["q_proj"]}, "optim=apollo_"),
+        ({"optim": "lomo"}, "optim=lomo steps in backward, once a micro-batch. Use another, as"),
+        ({"optim": "adalomo"}, "optim=adalomo steps in backward, once a micro-batch. Use another"),
+        ({"ignore_data_skip": True}, "ignore_data_skip=True: a resumed epoch would repeat its"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_settings_are_rejected_before_training(
+    options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(planned_trainer(), "train", lambda _: pytest.fail("it was not rejected"))
+    assert message in rejected(arguments=options)
+
+
+def test_data_that_is_not_tokenized_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = [{"text": "some"} for _ in SAMPLES]
+    text = rejected(train_dataset=texts)
+    assert text == "the data set's samples have no input_ids. Tokenize the data set first"
+
+
+def test_a_checkpoint_without_a_record_of_steps_is_not_resumed(tmp_path: Path) -> None:
+    from transformers import Trainer
+
+    options: dict[str, Any] = {"train_dataset": SAMPLES, "data_collator": packing()}
+    saved = arguments(str(tmp_path), max_steps=2, save_strategy="steps", save_steps=2)
+    Trainer(model=model(), args=saved, **options).train()
+    resumed = planned_trainer()(
+        model=model(), args=arguments(str(tmp_path)), planned=planned(), **options
+    )
+    message = (
+        "the checkpoint of step 2 has no record of BalancedSteps. Resume from one of planned "
+        "steps, or train without resume_from_checkpoint"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        resumed.train(resume_from_checkpoint=True)
+
+
+def load_shards(folder: str) -> Any:
+    """Load a model of which each of two ranks has a half (FSDP2)."""
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, distributed_config=DistributedConfig(fsdp_size=2)
+    )
+
+
+def train_shards(folder: str) -> list[dict[str, Any]]:
+    """Train a stored model on two ranks, which meet in each micro-batch."""
+    return trained(made=functools.partial(load_shards, folder))
+
+
+@pytest.mark.skipif(
+    find_spec("transformers") is None
+    or find_spec("transformers.distributed.configuration_utils") is None,
+    reason="transformers does not load models in shards",
+)
+def test_a_model_that_is_loaded_in_shards_trains_as_in_one_process(tmp_path: Path) -> None:
+    model().save_pretrained(tmp_path)
+    logs = on_ranks(2, functools.partial(train_shards, str(tmp_path)))[0]
+    assert_equal_logs(logs)

@@ -250,7 +250,10 @@ def reject() -> dict[str, str]:
                 return str(error)
         return "made"
 
+    shards = expert_model()
+    shards._is_distributed_loading_by_transformers = True
     return {
+        "shards": attempt(shards, 2),
         "ranks": attempt(expert_model(), 3),
         "dense": attempt(model(), 2),
         "optimizer": attempt(expert_model(), 2, optim="adafactor"),
@@ -261,6 +264,7 @@ def reject() -> dict[str, str]:
 
 def test_other_settings_are_rejected() -> None:
     for messages in on_ranks(2, reject):
+        assert "sharded at load with expert_parallel. Load it whole" in messages["shards"]
         assert "expert_parallel: 3 does not divide the 2 ranks" in messages["ranks"]
         assert re.search("LlamaForCausalLM: .*has no experts", messages["dense"])
         assert "optim=adafactor with expert_parallel" in messages["optimizer"]

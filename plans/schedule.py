@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from seqplan.plans.experts import ExpertSchedule
+from seqplan.plans.experts import ExpertSchedule, holds_whole_blocks
 from seqplan.plans.plan import Plan, PlannedPipeline
 
 
@@ -144,6 +144,55 @@ def _through_stages(
 def makespan_ms(plan: Plan) -> float:
     """Return the end of the step in the list-order schedule of the plan's pipelines."""
     return schedule(plan.pipelines, expert_parallel=plan.expert_parallel).makespan_ms
+
+
+def predict_rank_times(plan: Plan) -> dict[int, float]:
+    """Predict the time (ms) that each rank with work measures for its micro-batches.
+
+    With stages it contains the waits for the pipeline's other stages. If a pipeline holds a part of
+    a block of experts, it is the time of the component, whose ranks wait for each other in every
+    micro-step. Other ranks compute alone: Σ of the micro-batches' costs.
+    """
+    in_stages = stages_of_micro_steps(plan.pipelines) > 1
+    coupled = _time_coupled(plan)
+    times: dict[int, float] = {}
+    for index, pipeline in enumerate(plan.pipelines):
+        if not pipeline.micro_batches:
+            continue
+        if in_stages or index in coupled:
+            together_ms = plan.predicted_ms if in_stages else coupled[index]
+            times.update(dict.fromkeys(pipeline.ranks, together_ms))
+            continue
+        alone_ms = pipeline.predicted_ms
+        if pipeline.scheme.pp == 1:
+            alone_ms = sum(batch.cost_ms for batch in pipeline.micro_batches)
+        for rank in pipeline.ranks:
+            times[rank] = times.get(rank, 0.0) + alone_ms
+    return times
+
+
+def list_idle_ranks(plan: Plan) -> tuple[int, ...]:
+    """List the ranks without a micro-batch, ascending; lost ones, too."""
+    busy = {rank for each in plan.pipelines if each.micro_batches for rank in each.ranks}
+    return tuple(rank for rank in range(plan.world_size) if rank not in busy)
+
+
+def _time_coupled(plan: Plan) -> dict[int, float]:
+    """Return the time (ms) of each coupled component, by the place of its pipelines.
+
+    Empty in lockstep of whole blocks, which wait for each other's parameters alone.
+    """
+    degree = plan.expert_parallel
+    if all(holds_whole_blocks(each.scheme, each.ranks, degree) for each in plan.pipelines):
+        return {}
+    steps = ExpertSchedule(plan.pipelines, plan.expert_parallel)
+    stretch = [1.0] * len(plan.pipelines)
+    return {
+        index: sum(steps.time_micro_steps(component, stretch))
+        for component in steps.components
+        if component.coupled
+        for index in component.pipelines
+    }
 
 
 def _micro_steps(pipelines: Sequence[PlannedPipeline]) -> list[list[int]]:

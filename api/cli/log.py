@@ -207,13 +207,16 @@ def _list_steps(connection: Connection, job: JobOutline, after: int) -> list[dic
     """List the steps as ``GET /v1/jobs/JOB/steps`` does."""
     from seqplan.api.service.plan_summary import PlanSummary, step_fields
     from seqplan.api.store.tables.acks import last_acknowledged
-    from seqplan.api.store.tables.plans import iterate_planned
+    from seqplan.api.store.tables.plans import iterate_planned, leave_out_idle_ranks
 
     acknowledged = last_acknowledged(connection, job.id, job.world_size)
-    return [
-        step_fields(step, PlanSummary.from_line(line, {}), acknowledged)
-        for step, line in iterate_planned(connection, job.id, after)
-    ]
+    fields = []
+    for planned, line in iterate_planned(connection, job.id, after):
+        summary = PlanSummary.from_line(line, {})
+        idle = {planned.step: summary.idle}
+        (step,) = leave_out_idle_ranks(connection, job.id, [planned], idle)
+        fields.append(step_fields(step, summary, acknowledged))
+    return fields
 
 
 def _job_lines(jobs: Sequence[dict[str, Any]]) -> list[str]:

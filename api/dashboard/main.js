@@ -64,7 +64,8 @@ function showFacts() {
   const rate = estimateRatio(pace.map((item) => [1000 * item.tokens, took(item)]));
   const executed = done.filter((item) => item.measured_ms !== null);
   const measured = executed.length ? "measured" : "predicted";
-  const slowdown = estimateRatio(executed.map((item) => [item.measured_ms, item.predicted_ms]));
+  const compared = executed.filter((item) => item.error !== null); // all ranks with work measured
+  const slowdown = estimateRatio(compared.map((item) => [item.measured_ms, item.measured_ms / (1 + item.error)]));
   const left = about.last_step === null || step === null ? null : ((about.last_step - about.slowest) * step) / 1000;
   const errors = (calibration?.schemes ?? []).filter((each) => each.error.recent !== null);
   const worst = errors.sort((a, b) => b.error.recent / b.limit - a.error.recent / a.limit)[0];
@@ -75,9 +76,9 @@ function showFacts() {
     fact("Slowest rank at", about.slowest < 0 ? NONE : about.slowest, late || `fastest ${about.fastest < 0 ? NONE : about.fastest}`),
     fact("Planned to step", about.last_planned_step ?? NONE, last),
     fact("Planned ahead", about.ahead, `look-ahead ${about.look_ahead}`),
-    fact("Tokens per second", count(rate?.ratio), rate && `${measured}; ${intervalText(rate, count)}`),
+    fact("Tokens per second", count(rate?.ratio), rate && `${measured}, forward and backward alone; ${intervalText(rate, count)}`),
     fact("Milliseconds a step", ms(step), `${measured}, median`),
-    fact("Measured over predicted", times(slowdown?.ratio), slowdown ? intervalText(slowdown, (value) => value.toFixed(2)) : "nothing measured"),
+    fact("Measured over predicted", times(slowdown?.ratio), slowdown ? intervalText(slowdown, (value) => value.toFixed(2)) : "no step measured on all ranks"),
     fact("Time left", left === null || left < 0 ? NONE : duration(left), `${measured}, without what comes between steps`),
     fact("Optimality gap", ...gapOf(items)),
     fact("Planning a step", `${ms(median(items.map((item) => item.planning_ms)))} ms`, "median"),

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from seqplan.costs.profile import Profile
 from seqplan.planner.simulation.flops import model_flops, peak_flops
 from seqplan.plans.plan import Plan
+from seqplan.plans.schedule import predict_rank_times
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,8 @@ class StepMetrics:
     """One step; times in ms, shares between 0 and 1.
 
     ``predicted_ms``: forward and backward of the plan; ``sync_ms``: as in the plan;
-    ``measured_ms``: micro-batches of the slowest of ``ranks_measured`` ranks, sync left out;
-    ``error``: ``measured_ms`` over the prediction of the slowest rank's micro-batches, −1;
+    ``measured_ms``: micro-batches of the slowest of ``ranks_measured`` ranks with work, sync left
+    out; ``error``: ``measured_ms`` over the prediction of the slowest rank's micro-batches, −1;
     ``imbalance``: (slowest − fastest) / fastest of the ranks' predicted times, of ranks with work;
     ``padding``: share of padding in the tokens that run; ``recomputation``: share of the padded
     tokens by mode, empty if the profile has one mode. Rates count the sync of the plan, and no
@@ -59,14 +60,13 @@ class StepMetrics:
         """Compute the record of a plan.
 
         The measured time of a step is its prediction, scaled by ``error``, with the plan's sync:
-        exactly the slowest rank's time if pipelines run independently and have one stage.
+        exactly the slowest rank's time if pipelines run independently.
         """
         batches = [batch for pipeline in plan.pipelines for batch in pipeline.micro_batches]
         padded = sum(batch.padded_tokens for batch in batches)
-        busy_ms, until_ms = _rank_times(plan)
-        error = None
-        if measured_ms is not None and ranks_measured >= len(busy_ms):
-            error = measured_ms / max(busy_ms.values()) - 1
+        until_ms = _time_until_ends(plan)
+        rank_ms = predict_rank_times(plan)
+        error = compute_error(max(rank_ms.values()), len(rank_ms), measured_ms, ranks_measured)
         sync_ms = plan.sync_ms or 0.0
         predicted_s = (plan.predicted_ms + sync_ms) / 1000
         measured_s = None if error is None else (plan.predicted_ms * (1 + error) + sync_ms) / 1000
@@ -108,21 +108,26 @@ class StepMetrics:
         return json.dumps(asdict(self), ensure_ascii=False)
 
 
-def _rank_times(plan: Plan) -> tuple[dict[int, float], dict[int, float]]:
-    """Return two predicted times (ms) of each rank with work.
+def compute_error(
+    predicted_ms: float, ranks: int, measured_ms: float | None, ranks_measured: int
+) -> float | None:
+    """Return measured over predicted time −1; None unless all ranks with work were measured.
 
-    The first is of its micro-batches alone, the second until its pipelines end.
+    Times of the slowest rank, of ``ranks`` with work of which ``ranks_measured`` were measured.
+    None for a plan without predictions, too.
     """
-    busy_ms: defaultdict[int, float] = defaultdict(float)
+    if measured_ms is None or ranks_measured < ranks or not predicted_ms:
+        return None
+    return measured_ms / predicted_ms - 1
+
+
+def _time_until_ends(plan: Plan) -> dict[int, float]:
+    """Return the predicted time (ms) of each rank with work until its pipelines end."""
     until_ms: defaultdict[int, float] = defaultdict(float)
     for pipeline in plan.pipelines:
-        if not pipeline.micro_batches:
-            continue
-        cost_ms = sum(batch.cost_ms for batch in pipeline.micro_batches)
-        for rank in pipeline.ranks:
-            busy_ms[rank] += cost_ms
+        for rank in pipeline.ranks if pipeline.micro_batches else ():
             until_ms[rank] += pipeline.predicted_ms
-    return dict(busy_ms), dict(until_ms)
+    return dict(until_ms)
 
 
 def _mode_shares(plan: Plan, padded: int) -> dict[str, float]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from seqplan.api.loggers.step_metrics import compute_error
 from seqplan.api.store.errors import RowDamaged
 from seqplan.api.store.lru import Lru
 from seqplan.api.store.tables.plans import PlannedStep, StoredPlan, plan_lines
@@ -22,6 +23,7 @@ from seqplan.costs.fit.measurements import Measurable, measurable
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.format.decode import PlanError, PlanReader
 from seqplan.plans.plan import Plan
+from seqplan.plans.schedule import list_idle_ranks, predict_rank_times
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.views.rank_view import views_json
 from seqplan.runtime.sources.http_source import FAN_OUT_RANKS
@@ -35,7 +37,8 @@ class PlanSummary:
     """A plan without its sequences; times in ms.
 
     ``measurable``: its pipelines that step times speak of, their lengths left out.
-    ``pipelines``: all of them that have work.
+    ``pipelines``: all of them that have work; ``slowest_rank_ms``: of the ``ranks`` with work;
+    ``idle``: the others.
     """
 
     predicted_ms: float
@@ -45,6 +48,9 @@ class PlanSummary:
     sequences: int
     strategy: str
     pipelines: int
+    slowest_rank_ms: float
+    ranks: int
+    idle: tuple[int, ...]
     measurable: tuple[Measurable, ...]
 
     @classmethod
@@ -76,6 +82,7 @@ class PlanSummary:
     def from_plan(cls, plan: Plan, sequences: int) -> PlanSummary:
         """Summarise a plan of so many sequences, whether it still holds them or not."""
         strategy = Strategy.from_counts(Counter(pipeline.scheme for pipeline in plan.pipelines))
+        rank_ms = predict_rank_times(plan)
         return cls(
             predicted_ms=plan.predicted_ms,
             lower_bound_ms=plan.lower_bound_ms,
@@ -84,6 +91,9 @@ class PlanSummary:
             sequences=sequences,
             strategy=str(strategy),
             pipelines=sum(1 for pipeline in plan.pipelines if pipeline.micro_batches),
+            slowest_rank_ms=max(rank_ms.values(), default=0.0),
+            ranks=len(rank_ms),
+            idle=list_idle_ranks(plan),
             measurable=tuple(
                 replace(pipeline, ranks=_compact(pipeline.ranks), lengths=(), by_mode={})
                 for pipeline in measurable(plan)
@@ -129,7 +139,10 @@ def _compact(ranks: Sequence[int]) -> Sequence[int]:
 def step_fields(
     step: PlannedStep, summary: PlanSummary, acknowledged: Sequence[int]
 ) -> dict[str, Any]:
-    """Return a step as ``GET /v1/jobs/JOB/steps`` lists it; ``acknowledged``: by rank."""
+    """Return a step as ``GET /v1/jobs/JOB/steps`` lists it.
+
+    ``step``: without times of idle ranks; ``acknowledged``: by rank.
+    """
     return {
         "step": step.step,
         "predicted_ms": summary.predicted_ms,
@@ -141,6 +154,9 @@ def step_fields(
         "strategy": summary.strategy,
         "measured_ms": step.measured_ms,
         "ranks_measured": step.ranks_measured,
+        "error": compute_error(
+            summary.slowest_rank_ms, summary.ranks, step.measured_ms, step.ranks_measured
+        ),
         "ranks_acknowledged": sum(last >= step.step for last in acknowledged),
     }
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_builder import plan_of
 from plan_strategies import Cost
 
 from seqplan import Plan, Scheme, construct_plan, explain, from_json, rank_view, to_json
@@ -16,7 +17,7 @@ from seqplan.plans.format.codec import PlanError
 from seqplan.plans.groups import process_groups
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import MicroBatch, PlannedPipeline
-from seqplan.plans.schedule import schedule
+from seqplan.plans.schedule import predict_rank_times, schedule
 from seqplan.plans.views.collectives import collectives
 from seqplan.plans.views.decode_view import decode_view
 from seqplan.plans.views.rank_view import rank_views, views_json
@@ -49,6 +50,25 @@ def test_time_of_a_coupled_component_by_hand() -> None:
     assert times.end_ms == (18.0, 16.0, 17.0)
     assert times.makespan_ms == 18.0
     assert times.slack_ms == (0.0, 7.0, 1.0)
+
+
+def test_ranks_that_share_experts_measure_the_time_of_their_component() -> None:
+    pipelines = (
+        pipeline(0, 1, (10.0, 4.0), (1.0, 2.0)),
+        pipeline(1, 1, (3.0, 8.0)),
+        pipeline(2, 2, (6.0, 0.0)),
+    )
+    plan = plan_of(pipelines, (1,), 18.0, expert_parallel=2)
+    assert predict_rank_times(plan) == {0: 18.0, 1: 18.0, 2: 6.0, 3: 6.0}
+
+
+def test_whole_blocks_in_lockstep_measure_computing_alone() -> None:
+    pipelines = [
+        replace(pipeline(first, 2, (time_ms, 0.0)), micro_step=step)
+        for first, time_ms, step in ((0, 3.0, 0), (2, 5.0, 0), (0, 4.0, 1), (2, 1.0, 1))
+    ]
+    plan = plan_of(tuple(pipelines), (1,), 9.0, expert_parallel=2)
+    assert predict_rank_times(plan) == {0: 7.0, 1: 7.0, 2: 6.0, 3: 6.0}
 
 
 def test_blocks_that_a_pipeline_connects_take_the_slowest() -> None:

@@ -3,10 +3,18 @@
 from dataclasses import replace
 
 from hypothesis import given
+from plan_builder import pipeline as pipeline_of
+from plan_builder import plan_of
 from plan_strategies import plans
 
-from seqplan.plans.plan import Plan, PlannedPipeline
-from seqplan.plans.schedule import makespan_ms, schedule, stages_of_micro_steps
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
+from seqplan.plans.schedule import (
+    list_idle_ranks,
+    makespan_ms,
+    predict_rank_times,
+    schedule,
+    stages_of_micro_steps,
+)
 from seqplan.plans.scheme import Scheme
 
 
@@ -44,6 +52,40 @@ def test_micro_steps_with_stages_follow_each_other_through_them() -> None:
 
 def test_durations_may_be_others() -> None:
     assert schedule([busy((0,), 3.0), busy((0,), 3.0)], [1.0, 1.5]).makespan_ms == 2.5
+
+
+def micro(time_ms: float) -> MicroBatch:
+    return MicroBatch((), 0, 0, time_ms)
+
+
+def test_ranks_with_stages_measure_the_waits_for_the_others() -> None:
+    staged = pipeline_of(Scheme(pp=2), (0, 1), micro(3.0), micro(5.0))
+    alone = pipeline_of(Scheme(), (2,), micro(3.0), micro(5.0))
+    plan = plan_of((staged, alone, pipeline_of(Scheme(), (3,))), (1,), 13.0, world_size=5)
+    assert predict_rank_times(plan) == {0: 13.0, 1: 13.0, 2: 8.0}
+    assert list_idle_ranks(plan) == (3, 4)
+
+
+def test_ranks_without_stages_measure_computing_alone() -> None:
+    first, second = pipeline_of(Scheme(), (0,), micro(3.0)), pipeline_of(Scheme(), (1,), micro(5.0))
+    together = pipeline_of(Scheme(ulysses=2), (0, 1), micro(2.0))
+    plan = plan_of((first, second, together), (1,), 7.0)
+    assert predict_rank_times(plan) == {0: 5.0, 1: 7.0}
+    in_lockstep = tuple(
+        replace(each, micro_step=step) for each, step in zip(plan.pipelines, (0, 0, 1), strict=True)
+    )
+    assert predict_rank_times(replace(plan, pipelines=in_lockstep)) == {0: 5.0, 1: 7.0}
+
+
+def test_ranks_measure_micro_steps_through_stages_as_a_whole() -> None:
+    scheme = Scheme(pp=2)
+    groups = [
+        pipeline_of(scheme, (first, first + 2), micro(time_ms), micro_step=step)
+        for first, time_ms, step in ((0, 2.0, 0), (1, 5.0, 0), (0, 3.0, 1), (1, 1.0, 1))
+    ]
+    plan = plan_of(tuple(groups), (1,), 13.0)
+    assert makespan_ms(plan) == 13.0
+    assert predict_rank_times(plan) == dict.fromkeys(range(4), 13.0)
 
 
 def test_nothing_takes_no_time() -> None:

@@ -15,6 +15,7 @@ from seqplan.costs.profile import Profile
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.plan import Plan
+from seqplan.plans.schedule import list_idle_ranks, predict_rank_times
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _MeasuredStep:
-    """A plan, its planning time and the time of its slowest measured rank (ms)."""
+    """A plan, its planning time and the time of its slowest measured rank with work (ms)."""
 
     plan: Plan
     planning_ms: float | None
@@ -49,7 +50,8 @@ def read_files(plans: str, measurements: Path | None, profile: Profile | None) -
                 f"{measurements}: step {plan.step}: measured on rank {foreign[0]}, its plan has "
                 f"{plan.world_size}. Name the times of these plans"
             )
-        steps.append(_MeasuredStep(plan, None, max(by_rank.values(), default=None), len(by_rank)))
+        times_ms = [by_rank[rank] for rank in predict_rank_times(plan) if rank in by_rank]
+        steps.append(_MeasuredStep(plan, None, max(times_ms, default=None), len(times_ms)))
     if times:
         raise MeasurementError(
             f"{measurements}: step {min(times)} is not in {plans}. Name the times of these plans"
@@ -97,10 +99,12 @@ def _read_profiles(connection: Connection, job: str) -> Iterator[Profile]:
 
 
 def _read_steps(connection: Connection, job: str, after: int) -> Iterator[_MeasuredStep]:
-    from seqplan.api.store.tables.plans import iterate_planned
+    from seqplan.api.store.tables.plans import iterate_planned, leave_out_idle_ranks
 
-    for step, line in iterate_planned(connection, job, after):
-        plan = from_json(line, strict=False, origin=f"step {step.step}")
+    for planned, line in iterate_planned(connection, job, after):
+        plan = from_json(line, strict=False, origin=f"step {planned.step}")
+        idle = {planned.step: list_idle_ranks(plan)}
+        (step,) = leave_out_idle_ranks(connection, job, [planned], idle)
         yield _MeasuredStep(plan, step.planning_ms, step.measured_ms, step.ranks_measured)
 
 

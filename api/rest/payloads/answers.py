@@ -159,6 +159,7 @@ class PlannedStepResponse(BaseModel):
     strategy: Any
     measured_ms: float | None
     ranks_measured: int
+    error: float | None
     ranks_acknowledged: int
 
 

@@ -94,7 +94,8 @@ def list_steps(
 ) -> dict[str, Any]:
     """Planned steps beyond ``after``: predicted, planning and measured times.
 
-    Times in ms; ``measured_ms``: of the slowest of ``ranks_measured`` ranks.
+    Times in ms; ``measured_ms``: of the slowest of ``ranks_measured`` ranks with work; ``error``:
+    over its prediction, −1, null unless all of them were measured.
     """
     with service.store.reading() as connection:
         row = require_row(connection, JobOutline, job)
@@ -102,6 +103,8 @@ def list_steps(
         shown = planned[:limit]
         digests = {step.step: step.digest for step in shown}
         summary_of = summaries.of(connection, job, digests)
+        idle = {step: summary.idle for step, summary in summary_of.items()}
+        shown = plans.leave_out_idle_ranks(connection, job, shown, idle)
         last_steps = last_acknowledged(connection, job, row.world_size)
     return {
         "items": [step_fields(step, summary_of[step.step], last_steps) for step in shown],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection, func, select
@@ -60,6 +60,17 @@ def slowest_ranks(
     query = select(table.c.step, func.max(table.c.measured_ms), func.count())
     between = (table.c.job == key_of(job), table.c.step >= first, table.c.step <= last)
     rows = connection.execute(query.where(*between).group_by(table.c.step))
+    return {int(step): (float(ms), int(ranks)) for step, ms, ranks in rows}
+
+
+def slowest_busy_ranks(
+    connection: Connection, job: str, steps: Sequence[int], idle: Sequence[int]
+) -> dict[int, tuple[float, int]]:
+    """Return the same of each of some steps, their ``idle`` ranks left out."""
+    table = schema.measurements
+    query = select(table.c.step, func.max(table.c.measured_ms), func.count())
+    busy = (table.c.job == key_of(job), table.c.step.in_(steps), table.c.rank.not_in(idle))
+    rows = connection.execute(query.where(*busy).group_by(table.c.step))
     return {int(step): (float(ms), int(ranks)) for step, ms, ranks in rows}
 
 

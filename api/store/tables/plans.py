@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from seqplan.api.store import schema
 from seqplan.api.store.rows import JobRow
 from seqplan.api.store.store import notify
 from seqplan.api.store.tables.jobs import key_of
-from seqplan.api.store.tables.measurements import slowest_ranks
+from seqplan.api.store.tables.measurements import slowest_busy_ranks, slowest_ranks
 from seqplan.planner.batches.sampler import SamplerState
 
 _AT_ONCE = 500
@@ -30,7 +30,11 @@ class StoredPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step that has a plan; ``measured_ms``: of its slowest rank, None before any is measured."""
+    """A step that has a plan.
+
+    ``measured_ms``: of its slowest rank, None before any is measured. Ranks without work count
+    until ``leave_out_idle_ranks``.
+    """
 
     step: int
     digest: str
@@ -109,6 +113,30 @@ def read_planned_page(
     return [
         PlannedStep(step, digest, planning_ms, *measured.get(step, (None, 0)))
         for step, digest, planning_ms in rows
+    ]
+
+
+def leave_out_idle_ranks(
+    connection: Connection,
+    job: str,
+    steps: Sequence[PlannedStep],
+    idle: Mapping[int, tuple[int, ...]],
+) -> list[PlannedStep]:
+    """Leave out times of ranks without work; ``idle``: these ranks by step."""
+    by_ranks: dict[tuple[int, ...], list[int]] = {}
+    for step in steps:
+        if step.ranks_measured and idle[step.step]:
+            by_ranks.setdefault(idle[step.step], []).append(step.step)
+    busy: dict[int, tuple[float | None, int]] = {}
+    for ranks, numbers in by_ranks.items():
+        busy |= dict.fromkeys(numbers, (None, 0))
+        for begin in range(0, len(numbers), _AT_ONCE):
+            some = numbers[begin : begin + _AT_ONCE]
+            busy |= slowest_busy_ranks(connection, job, some, ranks)
+    measured = {step.step: (step.measured_ms, step.ranks_measured) for step in steps} | busy
+    return [
+        PlannedStep(step.step, step.digest, step.planning_ms, *measured[step.step])
+        for step in steps
     ]
 
 

@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 from command_line import call, complaint, succeeded
+from measuring_ranks import measure
+from plan_builder import pipeline, plan_of, write_file
 from planned_files import PlannedFiles
 from service_process import serving_here
 from stocked_service import deliver, stock
 
+from seqplan import Scheme
 from seqplan.plans.format.plan_file import read_plans
+from seqplan.plans.plan import MicroBatch
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -40,12 +44,27 @@ def test_plans_and_measured_times_make_records(dense: PlannedFiles, tmp_path: Pa
         assert record["mfu"] < record["predicted_mfu"]
 
 
+def test_rates_require_the_times_of_the_ranks_with_work(tmp_path: Path) -> None:
+    output, times = tmp_path / "steps.jsonl", tmp_path / "times.jsonl"
+    busy = tuple(pipeline(Scheme(), (r,), MicroBatch((r,), 8, 8, 5.0)) for r in range(2))
+    idle = pipeline(Scheme(), (2,))
+    plans = write_file(tmp_path / "p.jsonl", [plan_of((*busy, idle), (8, 8), 5.0, world_size=4)])
+    lines = [{"step": 0, "rank": rank, "measured_ms": 6.0 + rank} for rank in (1, 2, 3)]
+    times.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    succeeded(call("log", "--plans", plans, "--measurements", times, "--to", f"jsonl:{output}"))
+    (record,) = records(output)
+    assert (record["measured_ms"], record["ranks_measured"]) == (7.0, 1)
+    assert record["error"] is None
+    assert record["tokens_per_s"] is None
+
+
 def test_a_service_and_its_store_give_the_same_records(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     outputs = [tmp_path / name for name in ("service.jsonl", "store.jsonl")]
     with serving_here(store) as served:
         stock(served).job("job", 3)
         deliver(served, served, 0, 3)
+        measure(served, "job", [0], 1.1)
         source = ("--server", served.url, "--job", "job")
         succeeded(call("log", *source, "--to", f"jsonl:{outputs[0]}"))
         none = call("log", *source, "--after", 99, "--to", f"jsonl:{tmp_path / 'none.jsonl'}")
@@ -54,6 +73,8 @@ def test_a_service_and_its_store_give_the_same_records(tmp_path: Path) -> None:
     succeeded(call("log", "--store", store, "--job", "job", "--to", f"jsonl:{outputs[1]}"))
     assert records(outputs[0]) == records(outputs[1])
     assert [record["step"] for record in records(outputs[0])] == [0, 1, 2]
+    errors = [record["error"] for record in records(outputs[0])]
+    assert errors == [pytest.approx(0.1), None, None]
     assert all(record["planning_ms"] > 0 for record in records(outputs[0]))
     assert not (tmp_path / "none.jsonl").exists()
 

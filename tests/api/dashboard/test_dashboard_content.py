@@ -156,10 +156,28 @@ def test_figures_have_intervals(page: Page, monitored: Stocked) -> None:
     half = 1.96 * len(steps) ** 0.5 * (tokens - rate * taken).std(ddof=1) / taken.sum()
     facts = page.text("#facts")
     words = f"95 % interval {rate - half:,.0f} to {rate + half:,.0f} over {STEPS} steps"
-    assert f"{rate:,.0f}\nmeasured; {words}" in facts
+    assert f"{rate:,.0f}\nmeasured, forward and backward alone; {words}" in facts
     assert f"1.30×\n95 % interval 1.30 to 1.30 over {STEPS} steps" in facts
     opened(page, monitored, "live")
     assert "no interval: 4 steps; 16 or more give one" in page.text("#facts")
+
+
+def test_partly_measured_steps_are_compared_with_no_prediction(page: Page, tmp_path: Path) -> None:
+    with serving_here(tmp_path / "s.db") as served:
+        monitored = stock(served)
+        monitored.job("partly", 3)
+        for step in range(2):
+            assert served.send("GET", f"/v1/jobs/partly/plans/{step}?wait=30").status == 200
+            report = {"step": step, "rank": 0, "measured_ms": 1.0}
+            served.ok("POST", "/v1/jobs/partly/measurements", report)
+            acks = {"step": step, "ranks": [0, 1, 2, 3], "digest": None}
+            served.ok("POST", "/v1/jobs/partly/acks/many", acks)
+        opened(page, monitored, "partly")
+        facts = page.text("#facts")
+        assert "Measured over predicted\n–\nno step measured on all ranks" in facts
+        measure(served, "partly", range(2), 1.3)
+        page.until_text("#facts", "Measured over predicted\n1.30×")
+        page.open("about:blank")
 
 
 def test_a_slow_step_does_not_flatten_the_others(page: Page, monitored: Stocked) -> None:

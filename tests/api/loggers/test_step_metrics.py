@@ -3,11 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from plan_builder import pipeline as pipeline_of
+from plan_builder import plan_of
 from planned_files import PlannedFiles
 
-from seqplan import Plan, Planner, find_profile, read_plans
+from seqplan import Plan, Planner, Scheme, find_profile, read_plans
 from seqplan.api.loggers.step_metrics import StepMetrics
 from seqplan.planner.simulation.flops import model_flops, peak_flops
+from seqplan.plans.plan import MicroBatch
 
 
 def busy_ms(plan: Plan) -> dict[int, float]:
@@ -50,6 +53,28 @@ def test_predictions_include_the_slowdown_of_ranks() -> None:
     slowest = max(busy_ms(plan).values())
     record = StepMetrics.from_plan(plan, measured_ms=slowest, ranks_measured=8)
     assert record.error == pytest.approx(0.0)
+
+
+def test_measured_times_of_stages_include_the_waits_for_the_others() -> None:
+    profile = find_profile("llama-7b-a800-80gb")
+    planner = Planner.from_profile(profile, 16, 16_384, layout="tp2.pp2")
+    plan = planner.plan([4_000, 900, 6_000] * 4)
+    assert plan.predicted_ms > 1.05 * max(busy_ms(plan).values())
+    record = StepMetrics.from_plan(
+        plan, profile=profile, measured_ms=plan.predicted_ms, ranks_measured=16
+    )
+    assert record.error == pytest.approx(0.0, abs=1e-6)
+    assert record.tokens_per_s == pytest.approx(record.predicted_tokens_per_s)
+    assert record.mfu == pytest.approx(record.predicted_mfu)
+
+
+def test_pipelines_that_share_experts_are_compared_with_their_component() -> None:
+    shared = [MicroBatch((0,), 8, 8, 14.0, shared_ms=4.0), MicroBatch((1,), 8, 8, 11.0, None, 8.0)]
+    pipelines = tuple(pipeline_of(Scheme(), (rank,), batch) for rank, batch in enumerate(shared))
+    plan = plan_of(pipelines, (8, 8), 16.0, expert_parallel=2)
+    record = StepMetrics.from_plan(plan, measured_ms=16.0, ranks_measured=2)
+    assert record.error == 0
+    assert record.tokens_per_s == record.predicted_tokens_per_s
 
 
 def test_lost_ranks_have_no_part_in_the_peak() -> None:

@@ -6,6 +6,7 @@ import pytest
 from measuring_ranks import measure, plan_of
 from stocked_service import WORLD, Stocked
 
+from seqplan import Workload, make_proposal
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.scheme import Strategy
@@ -32,8 +33,34 @@ def test_steps_page_by_page(stocked: Stocked) -> None:
         assert Strategy.parse(row["strategy"]) == Strategy.from_counts(schemes)
         assert row["planning_ms"] > 0
         assert row["measured_ms"] == slowest.get(plan.step)
+        assert row["error"] == (pytest.approx(0.1) if plan.step in slowest else None)
     assert [row["ranks_acknowledged"] for row in rows] == [WORLD] * 3 + [1, 0, 0, 0]
     assert [row["ranks_measured"] > 0 for row in rows] == [True] * 3 + [False] * 4
+
+
+def test_errors_require_the_times_of_the_ranks_with_work(stocked: Stocked) -> None:
+    served = stocked.served
+    profile = load_shipped(PROFILE).restrict(measured=True, layout=(2, 1))
+    document = make_proposal(profile, Workload(gpus=WORLD, max_len=4096, tokens=8000), [100] * 99)
+    proposal = served.ok("POST", "/v1/proposals/documents", document.to_json().encode())["id"]
+    served.ok("POST", "/v1/jobs", {"id": "partly", "proposal": proposal})
+    batch = {"step": 0, "ids": [0], "lengths": [100]}
+    served.ok("POST", "/v1/jobs/partly/batches", {"batches": [batch], "end": True})
+    plan = plan_of(served, "partly", 0)
+    (busy,) = [each for each in plan.pipelines if each.micro_batches]
+    idle = tuple(rank for rank in range(WORLD) if rank not in busy.ranks)
+    assert len(idle) >= len(busy.ranks)
+
+    def report(ranks: tuple[int, ...], measured_ms: float) -> list[object]:
+        for rank in ranks:
+            times = {"step": 0, "rank": rank, "measured_ms": measured_ms}
+            served.ok("POST", "/v1/jobs/partly/measurements", times)
+        (row,) = served.ok("GET", "/v1/jobs/partly/steps")["items"]
+        return [row[name] for name in ("measured_ms", "ranks_measured", "error")]
+
+    assert report(idle, 9e3) == [None, 0, None]
+    measured_ms = 1.5 * busy.micro_batches[0].cost_ms
+    assert report(busy.ranks, measured_ms) == [measured_ms, len(busy.ranks), pytest.approx(0.5)]
 
 
 def test_how_far_every_job_is(stocked: Stocked) -> None:

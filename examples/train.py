@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from seqplan import runtime
+from seqplan.runtime import errors
 
 
 def main() -> None:
@@ -123,7 +124,7 @@ def parsed() -> argparse.Namespace:
 if __name__ == "__main__":
     try:
         main()
-    except runtime.errors.RankLost as loss:
+    except (errors.RankLost, errors.CheckpointError, errors.PlanError) as error:
         # Groups that have lost a rank cannot be ended in order.
-        print(f"rank {os.environ.get('RANK', '0')}: {loss}", file=sys.stderr, flush=True)
+        print(f"rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)
         os._exit(1)

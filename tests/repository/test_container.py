@@ -132,6 +132,14 @@ def test_compose_serves_the_same_way() -> None:
     }
     hint = re.search(r"docker compose run --rm seqplan (.*)", text)
     assert build_parser({}).parse_args([*entry[1:], *hint[1].split()]).add_token == "trainer"
+    # Compose rejects the file if a required variable is unset, whichever service is started.
+    (alone,) = re.findall(r"#\s+(.*docker compose --profile sidecar .*)", text)
+    required = set(re.findall(r"\$\{(\w+):\?", text))
+    settings, (_, arguments) = alone.split()[: len(required)], alone.split("docker compose ")
+    assert {setting.partition("=")[0] for setting in settings} == required
+    assert arguments.split() == ["--profile", "sidecar", "up", "sidecar"]
+    assert alone in (ROOT / "docs" / "service.md").read_text("utf-8")
+    assert "depends_on" not in services["sidecar"]
     job = build_parser({}).parse_args(services["sidecar"]["command"][1:]).job
     assert f"./examples:{job.parent}" in services["sidecar"]["volumes"]
     assert (ROOT / "examples" / job.name).is_file()

@@ -88,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
     if not by_scheme:
         raise ValueError(
             f"{args.measurements or where}: no step of {where} has a pipeline "
-            "of one stage that was measured on all of its ranks and had them to itself"
+            "of one stage that was measured on all of its ranks and had them to itself. "
+            "Measure steps planned with schemes of pp 1, or run profile measure"
         )
     refitted = refit_profile(profile, by_scheme)
     if args.output is not None:

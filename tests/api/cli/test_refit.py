@@ -157,6 +157,8 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     times = tmp_path / "times.jsonl"
     times.write_text('{"step":99,"rank":0,"measured_ms":3}\n')
     files = ("--profile", str(profile), "--plans", str(plans), "--measurements", str(times))
-    assert "no step of" in complaint(call("profile", "refit", *files))
+    rejected = complaint(call("profile", "refit", *files))
+    assert f"no step of {plans} has a pipeline of one stage" in rejected
+    assert rejected.endswith(". Measure steps planned with schemes of pp 1, or run profile measure")
     times.write_text("x\n")
     assert "line 1: is no JSON" in complaint(call("profile", "refit", *files))

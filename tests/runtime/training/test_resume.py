@@ -1,5 +1,6 @@
 """Kill a rank of the example trainer, start it again: the same losses, bit for bit."""
 
+import fcntl
 import json
 import re
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from plan_builder import write_file
 from random_plans import random_staged_plan
 from trainers import start_trainers
 
-from seqplan import Planner
+from seqplan import Planner, construct_plan
 
 SMALL = Path(__file__).parents[3] / "examples" / "data" / "llama-small-cpu.json"
 RANKS, STEPS = 2, 12
@@ -87,6 +88,41 @@ def test_any_rank_may_be_killed_at_any_step(tmp_path: Path) -> None:
     exported = [torch.load(tmp_path / f"{name}.pt") for name in ("straight", "killed")]
     assert exported[0].keys() == exported[1].keys()
     assert all(torch.equal(exported[0][name], exported[1][name]) for name in exported[0])
+
+
+def test_errors_of_plans_and_checkpoints_are_one_line_a_rank(tmp_path: Path) -> None:
+    plans = write_file(tmp_path / "plans.jsonl", [construct_plan([9, 7], {"tp1": [[[0]], [[1]]]})])
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for rank, line in enumerate(failed(plans, folder)):
+            assert line.startswith(f"rank {rank}: {folder / 'step-00000001'}: cannot be written: ")
+            assert "another job writes into this folder" in line
+    for rank, line in enumerate(failed(tmp_path / "none.jsonl", folder)):
+        assert line.startswith(f"rank {rank}: ")
+        assert "none.jsonl" in line
+
+
+def failed(plans: Path, folder: Path) -> list[str]:
+    """Train until the ranks fail; the one line of each on stderr."""
+    arguments = ["--plans", plans, "--checkpoint-every", "1", "--checkpoints", folder]
+    ranks = start_trainers(RANKS, arguments)
+    try:
+        outputs = [rank.output.readlines() for rank in ranks]
+        for rank in ranks:
+            rank.process.join(PATIENCE_S)
+        assert [rank.process.exitcode for rank in ranks] == [1] * RANKS, outputs
+    finally:
+        for rank in ranks:
+            rank.end()
+    lines = []
+    for output in outputs:
+        (line,) = (
+            line for line in output if not line.startswith("{") and "is connected to" not in line
+        )
+        lines.append(line)
+    return lines
 
 
 def test_job_goes_on_with_the_ranks_that_are_left(tmp_path: Path) -> None:

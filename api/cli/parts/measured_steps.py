@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _MeasuredStep:
-    """A plan, its planning time and the time of its slowest measured rank with work (ms)."""
+    """A plan, its planning time and the time of its slowest measured rank (ms).
+
+    Ranks without work are left out.
+    """
 
     plan: Plan
     planning_ms: float | None

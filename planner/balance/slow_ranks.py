@@ -112,11 +112,16 @@ class SlowRanks:
 
 
 def list_usual_ms(plan: Plan) -> Floats:
-    """Return the predicted computing time of each rank of a plan (ms), without factors."""
+    """Return the predicted time of each rank's micro-batches (ms), without factors.
+
+    With stages it contains the waits for the pipeline's other stages, as measured times do.
+    """
     busy_ms: Floats = np.zeros(plan.world_size)
     for pipeline in plan.pipelines:
-        cost_ms = sum(micro_batch.cost_ms for micro_batch in pipeline.micro_batches)
-        busy_ms[list(pipeline.ranks)] += cost_ms / pipeline.slowdown
+        usual_ms = pipeline.predicted_ms
+        if pipeline.scheme.pp == 1:
+            usual_ms = sum(micro_batch.cost_ms for micro_batch in pipeline.micro_batches)
+        busy_ms[list(pipeline.ranks)] += usual_ms / pipeline.slowdown
     return busy_ms
 
 

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from step_lengths import draw
 
-from seqplan import Cost, SlowRanks, balance
+from seqplan import Cost, Planner, SlowRanks, balance
 
 NOISE = 0.05
 
@@ -98,3 +99,16 @@ def test_a_very_slow_rank_has_a_factor_that_plans_take() -> None:
         found = ranks.observe([1.0] * 4, [1.0, 1.0, 2500.0, 1.0])
     assert found == (1.0, 1.0, 1000.0, 1.0)
     assert SlowRanks(4, [(2, found[2])]).slowdown == found
+
+
+def test_slow_stages_are_found_from_times_with_waits() -> None:
+    """Pipelines of few micro-batches wait for longer, in part, than those of many."""
+    planner = Planner.from_profile("llama-7b-a800-80gb", 16, 16_384, layout="tp2.pp4", prove=False)
+    for seed in range(64):
+        plan = planner.plan(draw(40_000, seed, longest=12_000))
+        measured = np.zeros(16)
+        for pipeline in plan.pipelines:
+            slow = 1.4 if 6 in pipeline.ranks else 1.0
+            measured[list(pipeline.ranks)] = slow * pipeline.predicted_ms
+        found = planner.observe(plan, measured.tolist())
+    assert found == (1.4,) * 8 + (1.0,) * 8

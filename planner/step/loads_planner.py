@@ -19,7 +19,7 @@ from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.slowdown import Slowdown, make_fleet_of, make_slow_fleet
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.selection import select_within
-from seqplan.planner.step.slow_ranks import list_factors
+from seqplan.planner.step.slow_ranks import list_factors, select_uneven
 from seqplan.planner.strategies.constructive import LayoutSchemes
 from seqplan.planner.sync.times import NO_SYNC, layouts_of
 from seqplan.plans.plan import Plan, Provenance
@@ -70,7 +70,12 @@ class LoadsPlanner:
     def plan(self, batch: Batch) -> Plan:
         """Plan a batch; ``Infeasible`` if no scheme without stages holds a sequence."""
         problem, gpus = self.problem, self.problem.workload.gpus
-        selected = select_within(problem, self._models, self._layouts, batch)
+        if self._speeds.differ:
+            selected = select_uneven(
+                problem, self._models, self._layouts, batch, self._speeds, prove=False
+            )
+        else:
+            selected = select_within(problem, self._models, self._layouts, batch)
         selected = self._place(selected, batch)
         strategy = selected.placement.strategy
         return assemble(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
 
@@ -24,13 +23,12 @@ from seqplan.planner.placement.assembly import (
     with_bound,
 )
 from seqplan.planner.placement.fleet import Models
-from seqplan.planner.placement.slowdown import Slowdown, make_fleet_of
+from seqplan.planner.placement.slowdown import make_fleet_of
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
-from seqplan.planner.step.selection import list_considered, select
-from seqplan.planner.step.slow_ranks import leave_out_lost, list_factors
+from seqplan.planner.step.selection import select
+from seqplan.planner.step.slow_ranks import leave_out_lost, list_factors, select_uneven
 from seqplan.planner.strategies.constructive import LayoutSchemes
-from seqplan.planner.strategies.uneven_search import UnevenSearch
-from seqplan.planner.sync.times import NO_SYNC, layouts_of
+from seqplan.planner.sync.times import layouts_of
 from seqplan.plans.plan import Plan, Provenance
 from seqplan.plans.scheme import Strategy
 
@@ -75,57 +73,29 @@ class PipelinePlanner:
     def select(self, batch: Batch) -> Selected:
         """Choose the strategy of a batch and its placement, with a proven bound."""
         if self._speeds is None:
-            return self._select_on(batch, self._models, self._layouts)
+            problem = self.problem
+            return select(
+                batch,
+                problem.strategies,
+                self._models,
+                problem.workload.gpus,
+                sync=problem.sync,
+                prove=self.options.prove,
+                layouts=self._layouts,
+            )
         if not self._models:
             raise Infeasible(
                 f"ranks lost: {list(self._lost)}. No scheme fits between them, as groups lie on "
                 "blocks of ranks that are aligned to their size. Start the job without lost ranks"
             )
-        return self._select_uneven(batch, self._speeds)
-
-    def _select_uneven(self, batch: Batch, speeds: Slowdown) -> Selected:
-        """Select on ranks of different speeds.
-
-        The search begins at the best on equal ranks, of all schemes and of each layout. The bound
-        is of the chosen strategy with its slow pipelines; candidates keep bounds of equal ranks,
-        which are lower.
-        """
-        sync = self.problem.sync or NO_SYNC
-        search = UnevenSearch(batch, speeds, sync)
-        first = self._select_on(batch, self._models, self._layouts)
-        starts = [search.begin(first.placement.strategy, self._models)]
-        for layout in self._layouts:
-            bound_ms = layout.bound_ms(batch, self.problem.workload.gpus)
-            bound_ms += sync.compute_exposed_ms([layout.layout])
-            if bound_ms < min(search.total_ms(start.placement) for start in starts):
-                with suppress(Infeasible):
-                    selected = self._select_on(batch, layout.models, [layout])
-                    strategy = selected.placement.strategy
-                    starts.append(search.begin(strategy, layout.models, bound_ms))
-        best, bound_ms = search.run(starts, prove=self.options.prove)
-        considered = [
-            replace(entry, predicted_ms=search.times.get(entry.strategy))
-            for entry in first.considered
-        ]
-        if all(entry.strategy != best.strategy for entry in considered):
-            entry = list_considered(best.strategy, bound_ms, best.objective_ms, self.problem.sync)
-            considered.append(entry)
-        return Selected(best, bound_ms, tuple(considered))
-
-    def _select_on(
-        self, batch: Batch, models: Models, layouts: Sequence[LayoutSchemes]
-    ) -> Selected:
-        """Select on equal ranks, on schemes of ``models``; ``layouts``: those of them."""
-        problem = self.problem
         try:
-            return select(
+            return select_uneven(
+                self.problem,
+                self._models,
+                self._layouts,
                 batch,
-                [s for s in problem.strategies if all(scheme in models for scheme, _ in s.counts)],
-                models,
-                problem.workload.gpus,
-                sync=problem.sync,
-                prove=self.options.prove and self._speeds is None,
-                layouts=layouts,
+                self._speeds,
+                prove=self.options.prove,
             )
         except Infeasible as error:
             if not self._lost:

@@ -1,14 +1,21 @@
-"""Ranks that are slow or lost: their factors, and the problem of those that are left."""
+"""Steps on ranks that are slow or lost: factors, the problem of those left, and a selection."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
+from seqplan.planner.batches.batch import Batch
 from seqplan.planner.errors import Infeasible
+from seqplan.planner.placement.assembly import Selected
+from seqplan.planner.placement.fleet import Models
 from seqplan.planner.placement.slowdown import Slowdown
 from seqplan.planner.problem import PlanningProblem
-from seqplan.planner.sync.times import layouts_of
+from seqplan.planner.step.selection import list_considered, select_within
+from seqplan.planner.strategies.constructive import LayoutSchemes
+from seqplan.planner.strategies.uneven_search import UnevenSearch
+from seqplan.planner.sync.times import NO_SYNC, layouts_of
 
 
 def list_factors(slow: Sequence[tuple[int, float | None]], gpus: int) -> Slowdown | None:
@@ -53,3 +60,39 @@ def leave_out_lost(problem: PlanningProblem, lost: Sequence[int]) -> PlanningPro
             "the job without them"
         )
     return rest
+
+
+def select_uneven(
+    problem: PlanningProblem,
+    models: Models,
+    layouts: Sequence[LayoutSchemes],
+    batch: Batch,
+    speeds: Slowdown,
+    *,
+    prove: bool,
+) -> Selected:
+    """Plan a batch on ranks of different speeds, on schemes of ``models`` alone.
+
+    The search begins at the best on equal ranks, of all schemes and of each of ``layouts``, those
+    of ``models``. The bound is of the chosen strategy with its slow pipelines; candidates keep
+    bounds of equal ranks, which are lower. ``Infeasible`` if no scheme holds a sequence.
+    """
+    sync = problem.sync or NO_SYNC
+    search = UnevenSearch(batch, speeds, sync)
+    first = select_within(problem, models, layouts, batch)
+    starts = [search.begin(first.placement.strategy, models)]
+    for layout in layouts:
+        bound_ms = layout.bound_ms(batch, problem.workload.gpus)
+        bound_ms += sync.compute_exposed_ms([layout.layout])
+        if bound_ms < min(search.total_ms(start.placement) for start in starts):
+            with suppress(Infeasible):
+                selected = select_within(problem, layout.models, [layout], batch)
+                strategy = selected.placement.strategy
+                starts.append(search.begin(strategy, layout.models, bound_ms))
+    best, bound_ms = search.run(starts, prove=prove)
+    considered = [
+        replace(entry, predicted_ms=search.times.get(entry.strategy)) for entry in first.considered
+    ]
+    if all(entry.strategy != best.strategy for entry in considered):
+        considered.append(list_considered(best.strategy, bound_ms, best.objective_ms, problem.sync))
+    return Selected(best, bound_ms, tuple(considered))

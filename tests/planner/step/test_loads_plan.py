@@ -196,3 +196,16 @@ def test_damaged_loads_are_rejected_by_their_place() -> None:
             from_json(text.replace(old, new))
     one = replace(made, loads=(replace(made.loads[0], work_ms=(10.0,)),))
     assert "load v: 1 values for 2 sequences" in lint(one, {})
+
+
+@pytest.mark.parametrize("factor", [2.0, 1000.0])
+def test_a_slow_rank_is_never_worse_than_half_of_the_ranks(factor: float) -> None:
+    lengths, items = [30_000, 8_000, 900, 900, 700], [[300], [64], [16], [200], [40]]
+    totals = []
+    for slowdown in ([1.0] * 15 + [factor], [1.0] * 8):
+        planner = Planner.from_profile(
+            "llama3-8b-h100-80gb", len(slowdown), 32_768, sync=None, slowdown=slowdown
+        )
+        loads = [Phase("vision", items, Cost(0.0, 0.02, 0.1))]
+        totals.append(planner.plan(lengths, loads=loads).predicted_ms)
+    assert totals[0] <= totals[1] * 1.01

@@ -110,11 +110,15 @@ class Slowdown:
 
         A pipeline is as slow as its slowest rank. The largest take the fastest blocks of ranks that
         are aligned to their size, so that slow ranks are left for the smallest; those of a scheme
-        come fastest first. If that leaves none for a pipeline, sizes that are no powers of two take
-        the first free ranks; if that does not do, and no rank is lost, all take the ranks in order.
+        come fastest first. Sizes that are no powers of two take other blocks if those are faster,
+        or aligned ones do not suffice; then, if no rank is lost, all take the ranks in order.
         None if blocks without a lost rank do not suffice.
         """
-        placed = self._place_aligned(strategy) or self._place_aligned(strategy, only_powers=True)
+        placed = self._place_aligned(strategy)
+        if not all(_is_aligned(scheme.gpus) for scheme, _ in strategy.counts):
+            free = self._place_aligned(strategy, only_powers=True)
+            if free and (not placed or _list_factors(free) < _list_factors(placed)):
+                placed = free
         if placed is None and not self.lost:
             placed, first = [], 0
             for scheme in strategy:
@@ -164,12 +168,17 @@ class Slowdown:
                 waiting += [smaller] * (size // smaller.gpus)
         return Strategy.from_counts(counts)
 
+    def leave_out_slow(self) -> Slowdown:
+        """Return the speeds if all but the fastest ranks count as lost."""
+        fastest = self.in_order[0]
+        return Slowdown(tuple(None if factor != fastest else factor for factor in self.factors))
+
     def _place_aligned(
         self, strategy: Strategy, *, only_powers: bool = False
     ) -> list[_Placed] | None:
         """Give each pipeline, the largest first, its fastest block; None if one finds none.
 
-        ``only_powers``: sizes that are no powers of two take the first free ranks instead. Aligned
+        ``only_powers``: sizes that are no powers of two take the fastest free ranks. Aligned
         blocks of a size do not overlap, so that its pipelines take the fastest of them in order.
         """
         free = [factor is not None for factor in self.factors]
@@ -178,7 +187,7 @@ class Slowdown:
         for size, of_size in groupby(largest_first, key=lambda scheme: scheme.gpus):
             schemes = list(of_size)
             if only_powers and not _is_aligned(size):
-                firsts = _find_first(free, size, len(schemes))
+                firsts = self._find_fastest(free, size, len(schemes))
             else:
                 blocks = range(0, len(free) - size + 1, size)
                 firsts = [first for first in blocks if all(free[first : first + size])]
@@ -191,19 +200,25 @@ class Slowdown:
                 free[first : first + size] = [False] * size
         return placed
 
+    def _find_fastest(self, free: Sequence[bool], size: int, count: int) -> list[int]:
+        """Find so many free blocks of ``size`` ranks, at most, one after another."""
+        left, found = list(free), []
+        for _ in range(count):
+            firsts = [at for at in range(len(left) - size + 1) if all(left[at : at + size])]
+            if not firsts:
+                break
+            found.append(min(firsts, key=lambda first: self._time_block(first, size)))
+            left[found[-1] : found[-1] + size] = [False] * size
+        return found
+
     def _time_block(self, first: int, size: int) -> float:
         """Return the factor of a block of ranks: it is as slow as its slowest rank."""
         return max(factor or 0.0 for factor in self.factors[first : first + size])
 
 
-def _find_first(free: Sequence[bool], size: int, count: int) -> list[int]:
-    """Find so many free blocks of ``size`` ranks, at most, one after another."""
-    left = list(free)
-    firsts: list[int] = []
-    while len(firsts) < count and (block := _find_block(left, size, 1)) is not None:
-        firsts.append(block.start)
-        left[block] = [False] * size
-    return firsts
+def _list_factors(placed: Sequence[_Placed]) -> list[float]:
+    """List the factors of placed pipelines, as they are."""
+    return [factor for _, factor, _ in placed]
 
 
 def _is_aligned(size: int) -> bool:

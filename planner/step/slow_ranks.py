@@ -12,7 +12,7 @@ from seqplan.planner.placement.assembly import Selected
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.placement.slowdown import Slowdown
 from seqplan.planner.problem import PlanningProblem
-from seqplan.planner.step.selection import list_considered, select_within
+from seqplan.planner.step.selection import list_considered, select, select_within
 from seqplan.planner.strategies.constructive import LayoutSchemes
 from seqplan.planner.strategies.uneven_search import UnevenSearch
 from seqplan.planner.sync.times import NO_SYNC, layouts_of
@@ -74,13 +74,21 @@ def select_uneven(
     """Plan a batch on ranks of different speeds, on schemes of ``models`` alone.
 
     The search begins at the best on equal ranks, of all schemes and of each of ``layouts``, those
-    of ``models``. The bound is of the chosen strategy with its slow pipelines; candidates keep
-    bounds of equal ranks, which are lower. ``Infeasible`` if no scheme holds a sequence.
+    of ``models``, and at the best on the fastest ranks alone. The bound is of the chosen strategy
+    with its slow pipelines; candidates keep bounds of equal ranks, which are lower. ``Infeasible``
+    if no scheme holds a sequence.
     """
     sync = problem.sync or NO_SYNC
     search = UnevenSearch(batch, speeds, sync)
     first = select_within(problem, models, layouts, batch)
     starts = [search.begin(first.placement.strategy, models)]
+    fast = speeds.leave_out_slow()
+    if fast != speeds:
+        with suppress(Infeasible):
+            fitting = fast.keep_fitting(models)
+            gpus = len(fast.order)
+            alone = select(batch, (), fitting, gpus, sync=problem.sync, prove=False)
+            starts.append(search.begin(fast.fit(alone.placement.strategy, fitting), models))
     for layout in layouts:
         bound_ms = layout.bound_ms(batch, problem.workload.gpus)
         bound_ms += sync.compute_exposed_ms([layout.layout])

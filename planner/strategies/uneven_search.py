@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -18,7 +18,10 @@ from seqplan.planner.sync.times import SyncTimes, layouts_of
 from seqplan.plans.scheme import Scheme, Strategy
 
 MOST_FILLS = 200
-"""Strategies that a step's search fills; without a limit none of 100 drawn steps was faster."""
+"""Changes that a step's search tries; without a limit none of 100 drawn steps was faster."""
+
+MOST_LISTED = 400
+"""Strategies of a start's layouts, all of which are tried up to so many: those of 8 ranks."""
 
 LEAST_GAIN = 1e-4
 """Share by which a change has to shorten the step."""
@@ -87,28 +90,47 @@ class UnevenSearch:
         return placement.objective_ms + self.sync.of_strategy_ms(placement.strategy)
 
     def _improve(self, start: SearchStart) -> Placement:
-        """Change a strategy within its layouts, as long as a change shortens the step."""
+        """Find the best strategy in the layouts of a start, of all if they are few.
+
+        Else the start's is changed as long as a change shortens the step.
+        """
         best, visited = start.placement, {start.placement.strategy}
-        while (better := self._find_better(best, start.models, visited)) is not None:
+        layouts = layouts_of(scheme for scheme, _ in best.strategy.counts)
+        schemes = [s for s in start.models if (s.tp, s.pp) in layouts]
+        gpus = len(self.speeds.order)
+        few = list_strategies(schemes, gpus)
+        for strategy in few or ():
+            best = self._place(strategy, start.models, self._limit_ms(best)) or best
+        while few is None:
+            changed = list_changes(best.strategy, schemes, gpus)
+            better = self._find_better(best, start.models, changed, visited)
+            if better is None:
+                break
             best = better
         return best
 
     def _find_better(
-        self, best: Placement, models: Models, visited: set[Strategy]
+        self,
+        best: Placement,
+        models: Models,
+        strategies: Iterable[Strategy],
+        visited: set[Strategy],
     ) -> Placement | None:
-        """Find the first change that shortens the step; None without one."""
-        layouts = layouts_of(scheme for scheme, _ in best.strategy.counts)
-        schemes = [s for s in models if (s.tp, s.pp) in layouts]
-        below_ms = self.total_ms(best) * (1 - LEAST_GAIN)
-        for strategy in list_changes(best.strategy, schemes, len(self.speeds.order)):
+        """Find the first of some strategies that shortens the step; None without one."""
+        for strategy in strategies:
             if self.fills >= MOST_FILLS:
                 return None
             if strategy not in visited:
                 visited.add(strategy)
-                placement = self._place(strategy, models, below_ms)
+                self.fills += 1
+                placement = self._place(strategy, models, self._limit_ms(best))
                 if placement is not None:
                     return placement
         return None
+
+    def _limit_ms(self, best: Placement) -> float:
+        """Return the time with sync (ms) below which a placement is better."""
+        return self.total_ms(best) * (1 - LEAST_GAIN)
 
     def _place(self, strategy: Strategy, models: Models, below_ms: float = inf) -> Placement | None:
         """Place the batch on a strategy; None if that does not end before ``below_ms``."""
@@ -124,7 +146,6 @@ class UnevenSearch:
             return None
         filler, known = Filler(fleet, self.batch), None
         if below_ms < inf:
-            self.fills += 1
             known = probe(filler, lower_ms, limit_ms)
             if known is None:
                 return None
@@ -133,6 +154,24 @@ class UnevenSearch:
             return None
         self.times[strategy] = filling.objective_ms
         return Placement(fleet, filling)
+
+
+def list_strategies(schemes: Collection[Scheme], gpus: int) -> list[Strategy] | None:
+    """List every strategy on as many ranks at most; None for more than ``MOST_LISTED``."""
+    counts: list[tuple[tuple[int, ...], int]] = [((), gpus)]
+    for scheme in schemes:
+        counts = [
+            ((*before, count), left - count * scheme.gpus)
+            for before, left in counts
+            for count in range(left // scheme.gpus + 1)
+        ]
+        if len(counts) > MOST_LISTED:
+            return None
+    strategies = (
+        Strategy.from_counts(dict(zip(schemes, of_schemes, strict=True)))
+        for of_schemes, _ in counts
+    )
+    return [strategy for strategy in strategies if strategy.counts]
 
 
 def list_changes(strategy: Strategy, schemes: Collection[Scheme], gpus: int) -> Iterator[Strategy]:

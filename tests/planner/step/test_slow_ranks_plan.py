@@ -185,6 +185,7 @@ def test_largest_pipelines_take_the_fastest_blocks() -> None:
         ("2×u3", (None, 1, 1, 1, 1, 1, 1), [((1, 2, 3), 1.0), ((4, 5, 6), 1.0)]),
         ("1×u3 + 1×u2", (1, 1, 1, 1, 1.2), [((0, 1, 2), 1.0), ((3, 4), 1.2)]),
         ("1×u2", (None, 1, 1, None), None),
+        ("1×r3 + 1×tp1", (20, 1, 1, 1, 4, 1), [((1, 2, 3), 1.0), ((5,), 1.0)]),
     ],
 )
 def test_groups_of_any_size_are_placed(

@@ -14,6 +14,7 @@ from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.placement.slowdown import Slowdown, make_slow_fleet
 from seqplan.planner.strategies.uneven_search import list_changes
+from seqplan.planner.strategies.uneven_search import list_strategies as list_few
 
 SCHEMES = [Scheme(), Scheme(ulysses=2), Scheme(ulysses=4), Scheme(ulysses=8)]
 PROFILE = find_profile("llama3-8b-h100-80gb")
@@ -57,6 +58,14 @@ def test_plans_are_near_the_best_of_all_strategies() -> None:
         over.append(planner.plan(lengths).predicted_ms / least_ms)
     assert max(over) < 1.005
     assert np.mean(over) < 1.001
+
+
+def test_few_strategies_are_all_listed() -> None:
+    schemes = [scheme for scheme in SCHEMES if scheme.gpus <= 5]
+    listed = list_few(schemes, 5)
+    assert listed is not None
+    assert sorted(map(str, listed)) == sorted(map(str, list_strategies(5)))
+    assert list_few(SCHEMES, 64) is None
 
 
 @pytest.mark.parametrize("gpus", [5, 8])

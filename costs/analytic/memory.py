@@ -335,11 +335,13 @@ def count_gathered_bytes(hidden: int, tp: int) -> float:
 def count_transfer_bytes(deployment: Deployment, scheme: Scheme) -> float:
     """Count bytes that ring and Ulysses send and receive, per token before division over tp·sp.
 
-    Of a ring keys and values in bf16 and their gradients in fp32.
+    Of a ring keys and values in bf16 and their gradients in fp32; if they are gathered, of all its
+    ranks at once.
     """
     sizes, total = deployment.sizes, 0.0
     if scheme.ring > 1:
-        total += 2 * sizes.kv_width * (2 + 4)
+        held = scheme.ring if deployment.context_parallel == "all-gather" else 1
+        total += 2 * sizes.kv_width * (2 + 4) * held
     if deployment.rates.keeps_gradients and scheme.ulysses > 1 and deployment.recompute == "full":
         # Sent next to received: attention's output, its gradient, and those of q, k and v.
         keys = sizes.head_width * max(sizes.kv_heads, scheme.ulysses)

@@ -17,8 +17,8 @@ from seqplan.planner.strategies.polishing import polish
 from seqplan.planner.sync.times import SyncTimes, layouts_of
 from seqplan.plans.scheme import Scheme, Strategy
 
-MOST_FILLS = 200
-"""Changes that a step's search tries; without a limit none of 100 drawn steps was faster."""
+MOST_FILLS = 100
+"""Fills from a start after which no further change is tried; more hardly gain."""
 
 MOST_LISTED = 400
 """Strategies of a start's layouts, all of which are tried up to so many: those of 8 ranks."""
@@ -90,7 +90,7 @@ class UnevenSearch:
         return placement.objective_ms + self.sync.of_strategy_ms(placement.strategy)
 
     def _improve(self, start: SearchStart) -> Placement:
-        """Find the best strategy in the layouts of a start, of all if they are few.
+        """Find the best strategy in a start's layouts, of all if they are few.
 
         Else the start's is changed as long as a change shortens the step.
         """
@@ -98,7 +98,7 @@ class UnevenSearch:
         layouts = layouts_of(scheme for scheme, _ in best.strategy.counts)
         schemes = [s for s in start.models if (s.tp, s.pp) in layouts]
         gpus = len(self.speeds.order)
-        few = list_strategies(schemes, gpus)
+        few, self.fills = list_strategies(schemes, gpus), 0
         for strategy in few or ():
             best = self._place(strategy, start.models, self._limit_ms(best)) or best
         while few is None:
@@ -122,7 +122,6 @@ class UnevenSearch:
                 return None
             if strategy not in visited:
                 visited.add(strategy)
-                self.fills += 1
                 placement = self._place(strategy, models, self._limit_ms(best))
                 if placement is not None:
                     return placement
@@ -146,6 +145,7 @@ class UnevenSearch:
             return None
         filler, known = Filler(fleet, self.batch), None
         if below_ms < inf:
+            self.fills += 1
             known = probe(filler, lower_ms, limit_ms)
             if known is None:
                 return None

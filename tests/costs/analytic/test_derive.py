@@ -97,6 +97,9 @@ def test_buffers_of_transfers_stay_with_their_mode_and_scheme() -> None:
         assert full.model(full.by_scheme[Scheme(ring=2)], 16, 1).max_len == (
             whole.model(whole.by_scheme[Scheme(ring=2)], 16, 1).max_len
         )
+    gathered = replace(deployment, context_parallel="all-gather")
+    ring = profile_of(derive_profile(gathered, [Scheme(ring=8)], name="x")).schemes[0]
+    assert ring.buffers == (8 * 12 * width,)
     document["schemes"][1]["modes"]["none"][BUFFER] = -1
     with pytest.raises(ProfileError, match="buffer_bytes_per_token: must be a number from 0 to"):
         profile_of(document)

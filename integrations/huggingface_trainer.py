@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from seqplan.integrations.balanced_steps import BalancedSteps, RankedStep, list_lengths
 from seqplan.integrations.recomputation_limits import check_switchable
-from seqplan.integrations.trainer_settings import is_sharded, list_reasons
+from seqplan.integrations.trainer_settings import find_cut_checkpoint, is_sharded, list_reasons
 from seqplan.integrations.trainer_trial import LABELS, cut_sample, find_inexact
 from seqplan.runtime.huggingface.expert_loading import load_pretrained
 from seqplan.runtime.huggingface.experts import find_experts
@@ -90,6 +90,17 @@ class PlannedTrainerMixin:
             # accelerate would round the loss itself to bfloat16.
             policy = replace(plugin.mixed_precision_policy, output_dtype=torch.float32)
             plugin.mixed_precision_policy = policy
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Train; ``UnplannableError`` for a checkpoint whose writing has not ended."""
+        if resume_from_checkpoint:
+            cut = find_cut_checkpoint(self.args.output_dir, resume_from_checkpoint)
+            if cut is not None:
+                raise UnplannableError(cut)
+        trainer: Any = super()
+        return trainer.train(resume_from_checkpoint, *args, **kwargs)
 
     @property
     def _lockstep(self) -> bool:

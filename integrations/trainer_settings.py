@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
 _UNSYNCED = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU")
 """accelerate's kinds of ranks that meet once a step."""
+
+_STATE = "trainer_state.json"
+"""The file of a checkpoint that the trainer writes last."""
 
 _IN_BACKWARD = ("lomo", "adalomo")
 """Optimizers that step in each backward, next to those whose name ends in ``layerwise``."""
@@ -84,6 +89,24 @@ def list_reasons(trainer: Any, planned: int) -> list[str]:
     if not isinstance(sample, Mapping) or "input_ids" not in sample:
         return ["the data set's samples have no input_ids. Tokenize the data set first"]
     return []
+
+
+def find_cut_checkpoint(output: str, resumed: str | bool) -> str | None:
+    """Describe a checkpoint whose writing has not ended; None for a whole one.
+
+    ``resumed``: its folder, or True for the newest in the folder ``output``, as the trainer has it.
+    """
+    if resumed is True:
+        named = (re.fullmatch(r"checkpoint-(\d+)", path.name) for path in Path(output).glob("*"))
+        steps = sorted((int(name[1]) for name in named if name), reverse=True)
+        folders = [Path(output, f"checkpoint-{step}") for step in steps]
+    else:
+        folders = [Path(str(resumed))]
+    if not folders or not folders[0].is_dir() or (folders[0] / _STATE).is_file():
+        return None
+    whole = next((folder for folder in folders if (folder / _STATE).is_file()), None)
+    fix = "Train from the start" if whole is None else f"Give resume_from_checkpoint={str(whole)!r}"
+    return f"{folders[0]} was not written to its end: it has no {_STATE}. {fix}"
 
 
 def _find_other_trainer(trainer: Any) -> str | None:

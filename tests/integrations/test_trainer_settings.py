@@ -69,6 +69,24 @@ def test_a_checkpoint_without_a_record_of_steps_is_not_resumed(tmp_path: Path) -
         resumed.train(resume_from_checkpoint=True)
 
 
+def test_a_checkpoint_whose_writing_was_cut_is_named(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"train_dataset": SAMPLES, "data_collator": packing()}
+    saved = arguments(str(tmp_path), max_steps=2, save_strategy="steps", save_steps=1)
+    trainer = planned_trainer()(model=model(), args=saved, planned=planned(), **options)
+    trainer.train()
+    newest, before = tmp_path / "checkpoint-2", tmp_path / "checkpoint-1"
+    (newest / "trainer_state.json").unlink()
+    message = f"{newest} was not written to its end: it has no trainer_state.json. "
+    with pytest.raises(
+        ValueError, match=re.escape(f"{message}Give resume_from_checkpoint='{before}'")
+    ):
+        trainer.train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match=re.escape(message + "Train from the start")):
+        trainer.train(resume_from_checkpoint=str(newest))
+    trainer.train(resume_from_checkpoint=str(before))
+    assert trainer.state.global_step == 2
+
+
 def load_shards(folder: str) -> Any:
     """Load a model of which each of two ranks has a half (FSDP2)."""
     from transformers import AutoModelForCausalLM

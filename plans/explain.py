@@ -66,8 +66,7 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
         f"gap {percent(plan.gap, 2)}"
     )
     if (stages := stages_of_micro_steps(plan.pipelines)) > 1:
-        drain = f"{stages - 1} × the longest"
-        yield f"  both are of Σ micro-steps + {drain}, which may be above the simulation"
+        yield f"  of Σ micro-steps + {stages - 1} × the longest, which may be above the simulation"
     yield from _slow_ranks(plan)
     if plan.provenance.robust:
         off = f"{100 * plan.provenance.robust:g} %"

@@ -79,5 +79,5 @@ def test_micro_steps_with_stages_name_the_form_of_their_time() -> None:
     profile = find_profile("llama-32b-a800-80gb")
     planner = Planner.from_profile(profile, 32, 32_768, execution="lockstep", layout="tp4.pp2")
     plan = planner.plan([20_000, 9_000, *[900] * 40])
-    assert "  both are of Σ micro-steps + 1 × the longest, which may be above" in explain(plan)
+    assert "  of Σ micro-steps + 1 × the longest, which may be above the" in explain(plan)
     assert simulate_plan_ms(plan, profile.forward_fraction) <= plan.predicted_ms

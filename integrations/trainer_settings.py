@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,16 +98,26 @@ def find_cut_checkpoint(output: str, resumed: str | bool) -> str | None:
     ``resumed``: its folder, or True for the newest in the folder ``output``, as the trainer has it.
     """
     if resumed is True:
-        named = (re.fullmatch(r"checkpoint-(\d+)", path.name) for path in Path(output).glob("*"))
+        inside = (path.name for path in Path(output).glob("*") if path.is_dir())
+        named = (re.fullmatch(r"checkpoint-(\d+)", name) for name in inside)
         steps = sorted((int(name[1]) for name in named if name), reverse=True)
         folders = [Path(output, f"checkpoint-{step}") for step in steps]
     else:
         folders = [Path(str(resumed))]
-    if not folders or not folders[0].is_dir() or (folders[0] / _STATE).is_file():
+    if not folders or not folders[0].is_dir() or _is_whole(folders[0]):
         return None
-    whole = next((folder for folder in folders if (folder / _STATE).is_file()), None)
+    whole = next(filter(_is_whole, folders), None)
     fix = "Train from the start" if whole is None else f"Give resume_from_checkpoint={str(whole)!r}"
-    return f"{folders[0]} was not written to its end: it has no {_STATE}. {fix}"
+    return f"{folders[0]} was not written to its end: it has no whole {_STATE}. {fix}"
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Whether a checkpoint has the state that the trainer writes last."""
+    try:
+        json.loads((checkpoint / _STATE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _find_other_trainer(trainer: Any) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isfinite
@@ -21,6 +21,9 @@ MOST = 1e3
 
 _Placed = tuple[Scheme, float, tuple[int, ...]]
 """A pipeline's scheme, factor and ranks."""
+
+_Key = Callable[[int, int], float]
+"""What blocks are chosen by: of the first rank and the size."""
 
 
 @dataclass(frozen=True)
@@ -110,15 +113,18 @@ class Slowdown:
 
         A pipeline is as slow as its slowest rank. The largest take the fastest blocks of ranks that
         are aligned to their size, so that slow ranks are left for the smallest; those of a scheme
-        come fastest first. Sizes that are no powers of two take other blocks if those are faster,
-        or aligned ones do not suffice; then, if no rank is lost, all take the ranks in order.
+        come fastest first. Sizes that are no powers of two take other blocks, the fastest or the
+        first, if the slowest pipelines are faster then, or aligned ones do not suffice; then, if no
+        rank is lost, all take the ranks in order.
         None if blocks without a lost rank do not suffice.
         """
         placed = self._place_aligned(strategy)
         if not all(_is_aligned(scheme.gpus) for scheme, _ in strategy.counts):
-            free = self._place_aligned(strategy, only_powers=True)
-            if free and (not placed or _list_factors(free) < _list_factors(placed)):
-                placed = free
+            ways = [
+                placed,
+                *(self._place_aligned(strategy, key) for key in (self._time_block, _at)),
+            ]
+            placed = min(filter(None, ways), key=_list_slowest, default=None)
         if placed is None and not self.lost:
             placed, first = [], 0
             for scheme in strategy:
@@ -173,12 +179,10 @@ class Slowdown:
         fastest = self.in_order[0]
         return Slowdown(tuple(None if factor != fastest else factor for factor in self.factors))
 
-    def _place_aligned(
-        self, strategy: Strategy, *, only_powers: bool = False
-    ) -> list[_Placed] | None:
+    def _place_aligned(self, strategy: Strategy, key: _Key | None = None) -> list[_Placed] | None:
         """Give each pipeline, the largest first, its fastest block; None if one finds none.
 
-        ``only_powers``: sizes that are no powers of two take the fastest free ranks. Aligned
+        ``key``: sizes that are no powers of two take the free blocks of least key. Aligned
         blocks of a size do not overlap, so that its pipelines take the fastest of them in order.
         """
         free = [factor is not None for factor in self.factors]
@@ -186,8 +190,8 @@ class Slowdown:
         largest_first = sorted(strategy, key=lambda scheme: -scheme.gpus)
         for size, of_size in groupby(largest_first, key=lambda scheme: scheme.gpus):
             schemes = list(of_size)
-            if only_powers and not _is_aligned(size):
-                firsts = self._find_fastest(free, size, len(schemes))
+            if key is not None and not _is_aligned(size):
+                firsts = _find_least(free, size, len(schemes), key)
             else:
                 blocks = range(0, len(free) - size + 1, size)
                 firsts = [first for first in blocks if all(free[first : first + size])]
@@ -200,25 +204,31 @@ class Slowdown:
                 free[first : first + size] = [False] * size
         return placed
 
-    def _find_fastest(self, free: Sequence[bool], size: int, count: int) -> list[int]:
-        """Find so many free blocks of ``size`` ranks, at most, one after another."""
-        left, found = list(free), []
-        for _ in range(count):
-            firsts = [at for at in range(len(left) - size + 1) if all(left[at : at + size])]
-            if not firsts:
-                break
-            found.append(min(firsts, key=lambda first: self._time_block(first, size)))
-            left[found[-1] : found[-1] + size] = [False] * size
-        return found
-
     def _time_block(self, first: int, size: int) -> float:
         """Return the factor of a block of ranks: it is as slow as its slowest rank."""
         return max(factor or 0.0 for factor in self.factors[first : first + size])
 
 
-def _list_factors(placed: Sequence[_Placed]) -> list[float]:
-    """List the factors of placed pipelines, as they are."""
-    return [factor for _, factor, _ in placed]
+def _find_least(free: Sequence[bool], size: int, count: int, key: _Key) -> list[int]:
+    """Find so many free blocks of ``size`` ranks, at most, by their key."""
+    left, found = list(free), []
+    for _ in range(count):
+        firsts = [at for at in range(len(left) - size + 1) if all(left[at : at + size])]
+        if not firsts:
+            break
+        found.append(min(firsts, key=lambda first: key(first, size)))
+        left[found[-1] : found[-1] + size] = [False] * size
+    return found
+
+
+def _at(first: int, size: int) -> float:
+    """Return the first rank of a block."""
+    return first
+
+
+def _list_slowest(placed: Sequence[_Placed]) -> list[float]:
+    """List the factors of placed pipelines, the largest first."""
+    return sorted((factor for _, factor, _ in placed), reverse=True)
 
 
 def _is_aligned(size: int) -> bool:

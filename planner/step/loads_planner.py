@@ -19,7 +19,7 @@ from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.slowdown import Slowdown, make_fleet_of, make_slow_fleet
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.selection import select_within
-from seqplan.planner.step.slow_ranks import list_factors, select_uneven
+from seqplan.planner.step.slow_ranks import list_factors, list_layouts, select_uneven
 from seqplan.planner.strategies.constructive import LayoutSchemes
 from seqplan.planner.sync.times import NO_SYNC, layouts_of
 from seqplan.plans.plan import Plan, Provenance
@@ -72,7 +72,13 @@ class LoadsPlanner:
         problem, gpus = self.problem, self.problem.workload.gpus
         if self._speeds.differ:
             selected = select_uneven(
-                problem, self._models, self._layouts, batch, self._speeds, prove=False
+                problem,
+                self._models,
+                self._layouts,
+                batch,
+                self._speeds,
+                proposed=list_layouts(problem),
+                prove=False,
             )
         else:
             selected = select_within(problem, self._models, self._layouts, batch)

@@ -26,7 +26,12 @@ from seqplan.planner.placement.fleet import Models
 from seqplan.planner.placement.slowdown import make_fleet_of
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.selection import select
-from seqplan.planner.step.slow_ranks import leave_out_lost, list_factors, select_uneven
+from seqplan.planner.step.slow_ranks import (
+    leave_out_lost,
+    list_factors,
+    list_layouts,
+    select_uneven,
+)
 from seqplan.planner.strategies.constructive import LayoutSchemes
 from seqplan.planner.sync.times import layouts_of
 from seqplan.plans.plan import Plan, Provenance
@@ -45,6 +50,7 @@ class PipelinePlanner:
         self._speeds = list_factors(options.slowdown, problem.workload.gpus)
         self._lost = () if self._speeds is None else self._speeds.lost
         self._world_size = problem.workload.gpus
+        self._proposed = list_layouts(problem)
         # Costs, capacities and bounds are those of the ranks that are left.
         self.problem = leave_out_lost(problem, self._lost)
         self.options, self._provenance = options, provenance
@@ -95,6 +101,7 @@ class PipelinePlanner:
                 self._layouts,
                 batch,
                 self._speeds,
+                proposed=self._proposed,
                 prove=self.options.prove,
             )
         except Infeasible as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.step.selection import list_considered, select, select_within
 from seqplan.planner.strategies.constructive import LayoutSchemes
 from seqplan.planner.strategies.uneven_search import UnevenSearch
-from seqplan.planner.sync.times import NO_SYNC, layouts_of
+from seqplan.planner.sync.times import NO_SYNC, Layout, layouts_of
 
 
 def list_factors(slow: Sequence[tuple[int, float | None]], gpus: int) -> Slowdown | None:
@@ -51,7 +51,7 @@ def leave_out_lost(problem: PlanningProblem, lost: Sequence[int]) -> PlanningPro
         strategies=tuple(s for s in problem.strategies if s.gpus <= gpus),
         proposal_digest=problem.digest,
     )
-    layouts = layouts_of(s for strategy in problem.strategies for s, _ in strategy.counts)
+    layouts = list_layouts(problem)
     profile = problem.profile
     if not any(not layouts or (s.tp, s.pp) in layouts for s in rest.models):
         raise Infeasible(
@@ -62,6 +62,11 @@ def leave_out_lost(problem: PlanningProblem, lost: Sequence[int]) -> PlanningPro
     return rest
 
 
+def list_layouts(problem: PlanningProblem) -> frozenset[Layout]:
+    """List the layouts of a problem's strategies."""
+    return layouts_of(s for strategy in problem.strategies for s, _ in strategy.counts)
+
+
 def select_uneven(
     problem: PlanningProblem,
     models: Models,
@@ -69,15 +74,22 @@ def select_uneven(
     batch: Batch,
     speeds: Slowdown,
     *,
+    proposed: Collection[Layout],
     prove: bool,
 ) -> Selected:
     """Plan a batch on ranks of different speeds, on schemes of ``models`` alone.
+
+    In the ``proposed`` layouts, if there are any and one of them holds the longest sequence.
 
     The search begins at the best on equal ranks, of all schemes and of each of ``layouts``, those
     of ``models``, and at the best on the fastest ranks alone. The bound is of the chosen strategy
     with its slow pipelines; candidates keep bounds of equal ranks, which are lower. ``Infeasible``
     if no scheme holds a sequence.
     """
+    holding = [s for s, model in models.items() if model.max_sequence >= batch.longest]
+    if any((scheme.tp, scheme.pp) in proposed for scheme in holding):
+        models = {s: model for s, model in models.items() if (s.tp, s.pp) in proposed}
+        layouts = [layout for layout in layouts if layout.layout in proposed]
     sync = problem.sync or NO_SYNC
     search = UnevenSearch(batch, speeds, sync)
     first = select_within(problem, models, layouts, batch)

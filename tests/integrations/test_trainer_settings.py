@@ -75,8 +75,9 @@ def test_a_checkpoint_whose_writing_was_cut_is_named(tmp_path: Path) -> None:
     trainer = planned_trainer()(model=model(), args=saved, planned=planned(), **options)
     trainer.train()
     newest, before = tmp_path / "checkpoint-2", tmp_path / "checkpoint-1"
-    (newest / "trainer_state.json").unlink()
-    message = f"{newest} was not written to its end: it has no trainer_state.json. "
+    (newest / "trainer_state.json").write_text('{"epo')
+    (tmp_path / "checkpoint-3").write_text("no folder")
+    message = f"{newest} was not written to its end: it has no whole trainer_state.json. "
     with pytest.raises(
         ValueError, match=re.escape(f"{message}Give resume_from_checkpoint='{before}'")
     ):

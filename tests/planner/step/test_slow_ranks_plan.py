@@ -102,8 +102,7 @@ def test_several_slow_ranks_are_never_worse_than_lost_ones(seed: int) -> None:
 
 
 def test_many_slow_ranks_are_left_out_together() -> None:
-    lengths = [20_000, 9_000] + [900] * 6
-    totals = []
+    lengths, totals = [20_000, 9_000] + [900] * 6, []
     for slow in ([3.0, 3.1, 3.2, 3.3], [None] * 4):
         planner = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768, slowdown=[1.0] * 4 + slow)
         totals.append(total_ms(planner.plan(lengths)))
@@ -186,6 +185,8 @@ def test_largest_pipelines_take_the_fastest_blocks() -> None:
         ("1×u3 + 1×u2", (1, 1, 1, 1, 1.2), [((0, 1, 2), 1.0), ((3, 4), 1.2)]),
         ("1×u2", (None, 1, 1, None), None),
         ("1×r3 + 1×tp1", (20, 1, 1, 1, 4, 1), [((1, 2, 3), 1.0), ((5,), 1.0)]),
+        ("2×r3", (1.1, 1.1, 1, 1, 1, 1.1, 9, 9), [((0, 1, 2), 1.1), ((3, 4, 5), 1.1)]),
+        ("2×r3", (None, 2, 2, 1, 1, 1, 2), [((1, 2, 3), 2), ((4, 5, 6), 2)]),
     ],
 )
 def test_groups_of_any_size_are_placed(
@@ -247,6 +248,10 @@ def test_a_proposal_is_planned_around_slow_ranks_without_regrouping() -> None:
     profile = find_profile("llama3-8b-h100-80gb")
     proposal = make_proposal(profile, Workload(8, 32_768, 100_000), CODE[CODE <= 32_768][:3_000])
     planner = Planner.from_proposal(proposal, slowdown=[1.0] * 7 + [1.5])
+    proposed = {(s.tp, s.pp) for of in proposal.candidates for s, _ in of.strategy.counts}
+    for seed in range(8):
+        pipelines = planner.plan(draw(100_000, seed)).pipelines
+        assert {(p.scheme.tp, p.scheme.pp) for p in pipelines} <= proposed
     made = planner.plan(draw(100_000, 2))
     assert not made.regroups
     assert max(pipeline.slowdown for pipeline in made.pipelines) == 1.5

@@ -289,11 +289,12 @@ class ProfileReader(MemoryReader):
             self.fail(here, problem)
         latencies = self.latencies(raw["modes"], here, modes) if modes else {}
         latency = latencies[modes[-1]] if modes else self.latency(raw, here)
-        of_modes = [raw["modes"][name] for name in modes] or [raw]
-        stated = any(BUFFER in coefficients for coefficients in of_modes)
+        of_modes = [(f"{here}.modes.{name}", raw["modes"][name]) for name in modes]
+        of_modes = of_modes or [(here, raw)]
+        stated = any(BUFFER in coefficients for _, coefficients in of_modes)
         buffers = tuple(
-            self.number(coefficients, BUFFER, here, LARGEST) if BUFFER in coefficients else 0.0
-            for coefficients in of_modes
+            self.number(coefficients, BUFFER, at, LARGEST) if BUFFER in coefficients else 0.0
+            for at, coefficients in of_modes
         )
         if degree == 1 and any(of.b_shared for of in (latency, *latencies.values())):
             self.fail(here, f"{SHARED} above 0 requires expert_parallel above 1")

@@ -12,6 +12,7 @@ from seqplan.planner.placement.fleet import Floats
 from seqplan.planner.placement.slowdown import MOST, Slowdown
 from seqplan.planner.workload import MOST_GPUS
 from seqplan.plans.plan import Plan
+from seqplan.plans.schedule import predict_rank_times
 
 WINDOW = 32
 """Steps whose median counts: with 5 % noise it is off by 1.1 % (standard error)."""
@@ -112,17 +113,16 @@ class SlowRanks:
 
 
 def list_usual_ms(plan: Plan) -> Floats:
-    """Return the predicted time of each rank's micro-batches (ms), without factors.
+    """Return the times that a plan predicts for its ranks (ms), without factors.
 
-    With stages it contains the waits for the pipeline's other stages, as measured times do.
+    As of ``predict_rank_times``, in an array; ranks of slow pipelines have one each.
     """
-    busy_ms: Floats = np.zeros(plan.world_size)
+    usual_ms: Floats = np.zeros(plan.world_size)
+    for rank, time_ms in predict_rank_times(plan).items():
+        usual_ms[rank] = time_ms
     for pipeline in plan.pipelines:
-        usual_ms = pipeline.predicted_ms
-        if pipeline.scheme.pp == 1:
-            usual_ms = sum(micro_batch.cost_ms for micro_batch in pipeline.micro_batches)
-        busy_ms[list(pipeline.ranks)] += usual_ms / pipeline.slowdown
-    return busy_ms
+        usual_ms[list(pipeline.ranks)] /= pipeline.slowdown
+    return usual_ms
 
 
 def find_usual(ratios: Floats) -> float:

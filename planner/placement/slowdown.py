@@ -122,7 +122,7 @@ class Slowdown:
         if not all(_is_aligned(scheme.gpus) for scheme, _ in strategy.counts):
             ways = [
                 placed,
-                *(self._place_aligned(strategy, key) for key in (self._time_block, _at)),
+                *(self._place_aligned(strategy, key) for key in (self._time_block, _get_first)),
             ]
             placed = min(filter(None, ways), key=_list_slowest, default=None)
         if placed is None and not self.lost:
@@ -221,7 +221,7 @@ def _find_least(free: Sequence[bool], size: int, count: int, key: _Key) -> list[
     return found
 
 
-def _at(first: int, size: int) -> float:
+def _get_first(first: int, size: int) -> float:
     """Return the first rank of a block."""
     return first
 

@@ -101,7 +101,9 @@ def test_buffers_of_transfers_stay_with_their_mode_and_scheme() -> None:
     ring = profile_of(derive_profile(gathered, [Scheme(ring=8)], name="x")).schemes[0]
     assert ring.buffers == (8 * 12 * width,)
     document["schemes"][1]["modes"]["none"][BUFFER] = -1
-    with pytest.raises(ProfileError, match="buffer_bytes_per_token: must be a number from 0 to"):
+    with pytest.raises(
+        ProfileError, match=r"modes\.none\.buffer_bytes_per_token: must be a number from 0 to"
+    ):
         profile_of(document)
 
 

@@ -378,13 +378,15 @@ def area_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
     each class's time for the whole batch make the classes about equally dear. Tokens need
     micro-batches, at least tokens/MaxLen of them, and so count for their share of c.
     """
-    counts = batch.multiplicity
-    work = np.stack(
-        [pipeline_class.work_with_overhead_ms(batch.distinct) for pipeline_class in classes]
-    )
-    weights = 1.0 / (work @ counts)
-    weights /= weights @ np.array([pipeline_class.count for pipeline_class in classes])
-    return float((weights[:, None] * work).min(axis=0) @ counts) * (1 - ROUNDING)
+    work = np.stack([k.work_with_overhead_ms(batch.distinct) for k in classes])
+    return weigh_work_ms(work, [k.count for k in classes], batch)
+
+
+def weigh_work_ms(work: Floats, pipelines: Sequence[int], batch: Batch) -> float:
+    """Bound a step (ms) as ``area_bound_ms``, by the ``work`` (classes, lengths) of each class."""
+    weights = 1.0 / (work @ batch.multiplicity)
+    weights /= weights @ np.array(pipelines)
+    return float((weights[:, None] * work).min(axis=0) @ batch.multiplicity) * (1 - ROUNDING)
 
 
 def cheap_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:

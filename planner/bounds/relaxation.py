@@ -16,14 +16,12 @@ import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.held_value import Mixes, Relaxation
-from seqplan.planner.bounds.known_prices import LADDER, recall_prices
 from seqplan.planner.bounds.resources import ClassLengths, count_resources
-from seqplan.planner.bounds.scale_program import (
-    find_limiting_resources,
-    find_needed_states,
-    solve_program,
-)
+from seqplan.planner.bounds.scale_program import solve_program
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
+
+LADDER = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 48, 64)
+"""Numbers of micro-batches that are distinguished when all schemes are in play."""
 
 
 @dataclass(frozen=True)
@@ -112,37 +110,6 @@ def relax(
         levels=solution.levels,
         further=detail.further,
     )
-
-
-def solve_scale(
-    classes: Sequence[PipelineClass], batch: Batch, time_ms: float, gpus: int, most: float
-) -> float | None:
-    """Solve the program of ``relax`` for its scale alone.
-
-    None also for a scale above ``most``, which prices of earlier programs may prove unsolved.
-    States and resources that others make superfluous are left out, which keeps the optimum.
-    """
-    states = _make_states(classes, batch, time_ms, gpus, COARSE)
-    if states is None:
-        return None
-    share, eligible, of_class = states.stack()
-    sizes = np.array([float(pipeline_class.gpus) for pipeline_class in classes])[of_class]
-    prices = recall_prices(tuple(classes))
-    ladders = [of.ladder for of in states.of_classes]
-    shares = [of.shares for of in states.of_classes]
-    if prices.prove_scale(ladders, shares, eligible, states.weights, sizes / gpus) > most:
-        return None
-    needed = find_needed_states(share, eligible, sizes)
-    share, eligible, of_class = share[needed], eligible[needed], of_class[needed]
-    limiting = find_limiting_resources(share, eligible)
-    solved = solve_program(classes, share, eligible, of_class, states.weights, gpus, limiting)
-    if solved is None:
-        return None
-    scale, _, needed_duals = solved
-    duals = np.zeros((len(needed), share.shape[1]))
-    duals[needed] = needed_duals
-    prices.add(ladders, np.split(duals, np.cumsum(states.sizes)[:-1]))
-    return None if scale > most else scale
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The linear program of a step, for the least scale of its pipelines; states and rows it needs."""
+"""The linear program of a step, for the least scale of its pipelines."""
 
 from __future__ import annotations
 
@@ -17,16 +17,12 @@ class _Program:
     """The linear program's columns: parts of groups, then pipelines of each state, then the scale.
 
     A part is an eligible pair: ``part_state`` and ``part_group`` (parts,) give its two sides.
-    ``limiting`` (states, resources): of which resources there is a row.
     """
 
     part_state: Ints
     part_group: Ints
-    limiting: npt.NDArray[np.bool_]
-
-    @property
-    def states(self) -> int:
-        return len(self.limiting)
+    states: int
+    resources: int
 
     @property
     def parts(self) -> int:
@@ -43,18 +39,16 @@ class _Program:
 
     @property
     def resource_rows(self) -> int:
-        return int(self.limiting.sum())
+        return self.states * self.resources
 
     def resource_limits(self, share: Floats, weights: Floats) -> list[Block]:
-        """Demand Σ part·weight·share − pipelines ≤ 0, for each limiting resource of each state."""
-        resources = share[self.part_state, :, self.part_group] * weights[self.part_group, None]
-        rows = np.arange(self.resource_rows)
-        row_of = np.zeros(self.limiting.shape, dtype=np.int64)
-        row_of[self.limiting] = rows
-        part, resource = np.nonzero(self.limiting[self.part_state])
+        """Demand Σ part·weight·share − pipelines ≤ 0, for each resource of each state."""
+        taken = share[self.part_state, :, self.part_group] * weights[self.part_group, None]
+        rows = self.part_state[:, None] * self.resources + np.arange(self.resources)
+        each = np.arange(self.resource_rows)
         return [
-            (resources[part, resource], row_of[self.part_state[part], resource], part),
-            (-np.ones(len(rows)), rows, self.parts + np.nonzero(self.limiting)[0]),
+            (taken.ravel(), rows.ravel(), np.repeat(np.arange(self.parts), self.resources)),
+            (-np.ones(len(each)), each, self.parts + each // self.resources),
         ]
 
     def pipeline_limits(self, sizes: Floats, limit_of: Ints, available: Floats) -> list[Block]:
@@ -74,19 +68,15 @@ def solve_program(
     of_class: Ints,
     weights: Floats,
     gpus: int | None,
-    limiting: npt.NDArray[np.bool_] | None = None,
 ) -> tuple[float, Floats, Floats] | None:
     """Solve for the least scale: it, pipelines per state, duals of resources (states, resources).
 
     ``share`` (states, resources, groups), ``eligible`` (states, groups), ``of_class`` (states,)
     and ``weights`` (groups,): sequences that a group stands for. Every group is placed whole.
-    ``limiting`` (states, resources): resources that are demanded, by default all.
     """
     states, groups = eligible.shape
     part_state, part_group = np.nonzero(eligible)
-    if limiting is None:
-        limiting = np.ones(share.shape[:2], dtype=np.bool_)
-    program = _Program(part_state, part_group, limiting)
+    program = _Program(part_state, part_group, states, share.shape[1])
     if gpus is None:
         counts = np.array([pipeline_class.count for pipeline_class in classes], dtype=np.float64)
         pipeline_limits = program.pipeline_limits(np.ones(states), of_class, counts)
@@ -104,35 +94,5 @@ def solve_program(
     solution = minimize(objective, [*blocks, placed], np.zeros(rows), np.ones(groups))
     if solution is None:
         return None
-    duals = np.zeros(share.shape[:2])
-    duals[limiting] = np.maximum(-solution.duals[: program.resource_rows], 0.0)
+    duals = np.maximum(-solution.duals[: program.resource_rows], 0.0).reshape(share.shape[:2])
     return solution.objective, solution.values[program.pipelines], duals
-
-
-def find_needed_states(
-    share: Floats, eligible: npt.NDArray[np.bool_], sizes: Floats
-) -> npt.NDArray[np.bool_]:
-    """Find the states (states,) that no other replaces at the same limit of GPUs.
-
-    One that holds the same groups or more, takes no larger shares and no more GPUs (``sizes``)
-    replaces it. Of equal ones the first is needed.
-    """
-    taken = np.where(eligible[:, None, :], share, np.inf).reshape(len(share), -1)
-    replaces = np.asarray((taken[:, None] <= taken).all(axis=2)) & (sizes[:, None] <= sizes)
-    first = np.tri(len(share), k=-1, dtype=np.bool_).T
-    return ~np.asarray((replaces & (first | ~replaces.T)).any(axis=0))
-
-
-def find_limiting_resources(
-    share: Floats, eligible: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
-    """Find the resources (states, resources) that another one of the state does not imply.
-
-    One whose shares are nowhere larger than those of another is implied; of equal ones the last
-    is found.
-    """
-    taken = np.where(eligible[:, None, :], share, 0.0)
-    # Of one resource by another.
-    covers = np.asarray((taken[:, :, None] >= taken[:, None]).all(axis=3))
-    last = np.tri(share.shape[1], k=-1, dtype=np.bool_)
-    return ~np.asarray((covers & (last | ~covers.swapaxes(1, 2))).any(axis=1))

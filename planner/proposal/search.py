@@ -12,7 +12,7 @@ from seqplan.planner.bounds.gpu_time import single_bound_ms
 from seqplan.planner.placement.dispatch import TOLERANCE, dispatch
 from seqplan.planner.placement.fill import Filler, Filling, Placement
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
-from seqplan.planner.strategies.local_search import Search
+from seqplan.planner.strategies.local_search import SwapSearch
 from seqplan.planner.strategies.rounding import round_strategies
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -50,7 +50,7 @@ def search(
         return []
     active = [s for s, n in zip(schemes, pipelines, strict=True) if n > 1e-6]
     active += [s for s in _useful(batch, models) if s not in active]
-    improved = Search(batch, models, gpus).improve(
+    improved = SwapSearch(batch, models, gpus).improve(
         best, active, max(lower, fitting_ms * (1 - TOLERANCE)), moves=SEARCH_MOVES
     )
     return list(dict.fromkeys([improved.strategy, best.strategy]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import permutations
+from itertools import product
 from math import gcd, lcm
 
 from seqplan.costs.recomputation_mode import ModeModel
@@ -115,9 +115,11 @@ class ShapesPlanner:
     def _list_swapped(self, selected: Selected, batch: Batch) -> Iterator[Selected]:
         """Place the batch on strategies with a few pipelines of another scheme."""
         strategy, gpus = selected.placement.strategy, self.problem.workload.gpus
-        for outgoing, incoming in permutations([scheme for scheme, _ in strategy.counts], 2):
+        layouts = layouts_of(scheme for scheme, _ in strategy.counts)
+        schemes = [s for s in self._models if (s.tp, s.pp) in layouts]
+        for (outgoing, _), incoming in product(strategy.counts, schemes):
             swapped = swap(strategy, outgoing, incoming, 1, gpus)
-            if swapped is None:
+            if swapped is None or incoming == outgoing:
                 continue
             fleet = Fleet.from_strategy(swapped, self._models)
             bound_ms = cheap_bound_ms(fleet.classes, batch)

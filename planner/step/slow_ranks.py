@@ -14,7 +14,7 @@ from seqplan.planner.placement.slowdown import Slowdown
 from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.step.selection import list_considered, select, select_within
 from seqplan.planner.strategies.constructive import LayoutSchemes
-from seqplan.planner.strategies.uneven_search import UnevenSearch
+from seqplan.planner.strategies.search import Search
 from seqplan.planner.sync.times import NO_SYNC, Layout, layouts_of
 
 
@@ -91,7 +91,7 @@ def select_uneven(
         models = {s: model for s, model in models.items() if (s.tp, s.pp) in proposed}
         layouts = [layout for layout in layouts if layout.layout in proposed]
     sync = problem.sync or NO_SYNC
-    search = UnevenSearch(batch, speeds, sync)
+    search = Search(batch, models, problem.workload.gpus, sync, speeds)
     first = select_within(problem, models, layouts, batch)
     starts = [search.begin(first.placement.strategy, models)]
     fast = speeds.leave_out_slow()

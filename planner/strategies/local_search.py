@@ -17,7 +17,7 @@ FIRST_SIZES = (1, 8)
 
 
 @dataclass(frozen=True)
-class Search:
+class SwapSearch:
     """What strategies are searched for: a batch on ``gpus`` GPUs, with these schemes' models.
 
     Strategies are compared by their time with what the ``sync`` of parameters and gradients

@@ -27,7 +27,7 @@ def polish(batch: Batch, best: Placement, *, prove: bool) -> tuple[Placement, fl
     fleet, filling = best.fleet, best.filling
     if fleet.has_stages:
         polished = polish_stages(batch, best)
-        return polished, bound_ms(batch, polished, prove=prove)
+        return polished, bound_placement_ms(batch, polished, prove=prove)
     lower_ms = min(cheap_bound_ms(fleet.classes, batch), best.objective_ms)
     if prove:
         lower_ms = certify(fleet, batch, best.objective_ms)
@@ -83,7 +83,7 @@ def exchange(batch: Batch, placement: Placement, effort: float = 1.0) -> Placeme
     return Placement(fleet, filling)
 
 
-def bound_ms(batch: Batch, placement: Placement, *, prove: bool) -> float:
+def bound_placement_ms(batch: Batch, placement: Placement, *, prove: bool) -> float:
     """Bound a placement's time (ms), by a linear program if ``prove``."""
     reached_ms = placement.objective_ms
     if prove:

@@ -1,16 +1,22 @@
 """The candidate that a step is planned on, and the reasons against the others."""
 
+import numpy as np
 import pytest
 from instances import LLAMA_32B, assert_sound, batch_of
 
 from seqplan import Batch, Infeasible, Strategy
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.bounds.gpu_time import single_bound_ms
+from seqplan.planner.bounds.gpu_time import cheap_bound_ms, single_bound_ms
+from seqplan.planner.bounds.strategy_bounds import StrategyBounds
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.step.selection import select
-from seqplan.planner.strategies.homogeneous import best_homogeneous
+from seqplan.planner.strategies.homogeneous import (
+    best_homogeneous,
+    homogeneous_strategies,
+    strategy_ms,
+)
 from seqplan.planner.sync.times import LayoutSyncTimes, layouts_of
 
 
@@ -78,3 +84,30 @@ def test_a_step_is_planned_on_schemes_that_no_candidate_has() -> None:
     assert layouts_of(scheme for scheme, _ in selected.placement.strategy.counts) == {(4, 1)}
     schemes = {scheme for strategy in candidates for scheme, _ in strategy.counts}
     assert {scheme for scheme, _ in selected.placement.strategy.counts} - schemes
+
+
+def test_no_step_is_slower_than_the_best_strategy_of_one_scheme() -> None:
+    """Of few sequences, some about as long as any that fits; candidates are none."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        gpus, max_len = int(rng.choice([8, 16, 32])), int(rng.choice([32768, 65536, 131072]))
+        profile = load_shipped(str(rng.choice(["llama3-8b-h100-80gb", "llama-7b-a800-80gb"])))
+        models = {m.scheme: m for m in profile.usable(gpus, max_len) if m.scheme.pp == 1}
+        longest = min(max_len, max(model.max_sequence for model in models.values()))
+        drawn = rng.lognormal(7.5, 1.2, int(rng.integers(17, 150)))
+        lengths = np.clip(drawn, 64, longest).astype(int).tolist()
+        lengths[:4] = rng.integers(longest // 2, longest, 4).tolist()
+        batch = Batch.from_lengths(lengths)
+        reached = select(batch, [], models, gpus, prove=False).placement.objective_ms
+        for strategy in homogeneous_strategies(models, gpus, batch.longest):
+            static_ms = strategy_ms(strategy, batch, models)
+            assert static_ms is not None
+            assert reached <= static_ms * 1.001
+
+
+def test_bounds_of_strategies_are_those_of_their_pipelines() -> None:
+    batch = batch_of(1)
+    bounds = StrategyBounds(batch, LLAMA_32B)
+    for text in ("4xtp16", "1xtp16+12xtp4", "16xtp4", "2xtp8.pp2+4xtp8"):
+        classes = Fleet.from_strategy(strategy := Strategy.parse(text), LLAMA_32B).classes
+        assert bounds.bound_ms(strategy) == cheap_bound_ms(classes, batch)

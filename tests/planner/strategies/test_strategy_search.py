@@ -13,8 +13,8 @@ from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.placement.slowdown import Slowdown, make_slow_fleet
-from seqplan.planner.strategies.uneven_search import list_changes
-from seqplan.planner.strategies.uneven_search import list_strategies as list_few
+from seqplan.planner.strategies.search import list_changes
+from seqplan.planner.strategies.search import list_strategies as list_few
 
 SCHEMES = [Scheme(), Scheme(ulysses=2), Scheme(ulysses=4), Scheme(ulysses=8)]
 PROFILE = find_profile("llama3-8b-h100-80gb")

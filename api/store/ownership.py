@@ -17,7 +17,7 @@ from pathlib import Path
 from sqlalchemy import Connection, select
 
 from seqplan.api.store import schema
-from seqplan.api.store.errors import StoreError
+from seqplan.api.store.errors import StoreError, StoreUnavailable
 
 MARK = "store-id"
 """The file of a folder that has its store's id."""
@@ -121,7 +121,7 @@ class Ownership:
     """
 
     def __init__(self, database: Path, mark: FolderMark, *, folder: bool) -> None:
-        self._held: list[int] = []
+        self._held: list[tuple[Path, int]] = []
         self._new = None if database.exists() else database
         was_empty = self._new is not None or database.stat().st_size == 0
         try:
@@ -146,17 +146,34 @@ class Ownership:
 
     def _take(self, path: Path, who: str) -> int:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE)
-        self._held.append(lock)
+        self._held.append((path, lock))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InUseElsewhere(f"{who} is using this store; stop it, or name another") from None
         return lock
 
+    def check_in_place(self) -> None:
+        """Raise ``StoreUnavailable`` if a locked file was moved or removed."""
+        for path, lock in self._held:
+            there = None
+            with suppress(OSError):
+                there = os.stat(path)
+            if there is None or not os.path.samestat(there, os.fstat(lock)):
+                raise StoreUnavailable(describe_removed(path))
+
     def give_up(self) -> None:
         """Let go of the locks."""
         while self._held:
-            os.close(self._held.pop())
+            os.close(self._held.pop()[1])
+
+
+def describe_removed(path: Path) -> str:
+    """Write the error of a part of the store that was removed while in use."""
+    return (
+        f"{path}: was removed or replaced while in use. Move it back, or stop the service and "
+        "restore a backup (seqplan restore)"
+    )
 
 
 class InUseElsewhere(StoreError):

@@ -22,7 +22,7 @@ from seqplan.api.store import compaction, schema
 from seqplan.api.store.errors import StoreError, StoreUnavailable, outages
 from seqplan.api.store.health import Health
 from seqplan.api.store.migrations import migrate
-from seqplan.api.store.ownership import FolderMark, InUseElsewhere, Ownership
+from seqplan.api.store.ownership import FolderMark, InUseElsewhere, Ownership, describe_removed
 
 CHANNEL = "seqplan"
 
@@ -164,6 +164,7 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Begin a transaction that only reads. ``StoreUnavailable``."""
+        self._check_in_place()
         with outages(), self._engine.begin() as connection:
             yield connection
 
@@ -183,6 +184,7 @@ class Store:
     @contextmanager
     def _watch_changes(self) -> Iterator[None]:
         try:
+            self._check_in_place()
             with outages():
                 yield
         except StoreUnavailable as error:
@@ -205,8 +207,19 @@ class Store:
                 return
             table = schema.store
             with self.writing() as connection:
+                self.check_folder()
                 connection.execute(update(table).values(checks=table.c.checks + 1))
             self._checked_at = time.monotonic()
+
+    def check_folder(self) -> None:
+        """Raise ``StoreUnavailable`` if the folder of arrays is missing."""
+        if not (folder := self.files / "lengths").is_dir():
+            raise StoreUnavailable(describe_removed(folder))
+
+    def _check_in_place(self) -> None:
+        """Raise ``StoreUnavailable`` if a SQLite file or its folder was moved or removed."""
+        if self._ownership is not None:
+            self._ownership.check_in_place()
 
     def size_bytes(self) -> int | None:
         """Return the size of the SQLite files, with the log of changes; None for PostgreSQL."""

@@ -90,6 +90,7 @@ async def upload_lengths(
         name = "field" if field is not None else "bytes_per_token"
         raise ValueError(f"query.{name}: {format} has no text or fields. Leave it out")
     options = SourceOptions(field=field, tokenizer=bytes_per_token)
+    service.store.check_folder()
     with tempfile.TemporaryDirectory(dir=service.store.files, prefix=UPLOAD_PREFIX) as folder:
         path = Path(folder) / f"body{_SUFFIXES[format]}"
         with path.open("wb") as file:

@@ -12,6 +12,7 @@ import { Colors, drawStrategies } from "./strategies.js";
 const EVERY_MS = 2000;
 const PAGE = 50;
 const UNSETTLED = 20; // steps requested again behind the slowest rank: late measurements
+const WHOLE_MS = 60000; // from then on all steps are requested again: a trainer may have restarted
 const KEPT = 30; // timelines
 const TABLE = 50; // steps in the table
 
@@ -19,7 +20,8 @@ const seen = {
   pages: 1, // of the list of jobs
   job: null,
   about: null, // its row of /v1/progress
-  from: null, // the step that the window began with when it was last requested as a whole
+  from: null, // the step that the window began with at the last refresh
+  wholeAt: 0, // the time when all of its steps were last requested (ms)
   steps: new Map(), // by number
   step: undefined, // the chosen one
   items: [], // those of the window, ascending
@@ -52,6 +54,9 @@ function gapOf(items) {
   return [percent(gap), "at most so far from the optimum (median)"];
 }
 
+/** The last step that every rank has done; of a job that continues another, at least its steps. */
+const lastDone = (about) => Math.max(about.slowest, about.first_step - 1);
+
 /** What a step takes, measured if it was (ms). */
 const took = (item) => item.measured_ms ?? item.predicted_ms;
 
@@ -66,7 +71,7 @@ function showFacts() {
   const measured = executed.length ? "measured" : "predicted";
   const compared = executed.filter((item) => item.error !== null); // all ranks with work measured
   const slowdown = estimateRatio(compared.map((item) => [item.measured_ms, item.measured_ms / (1 + item.error)]));
-  const left = about.last_step === null || step === null ? null : ((about.last_step - about.slowest) * step) / 1000;
+  const left = about.last_step === null || step === null ? null : ((about.last_step - lastDone(about)) * step) / 1000;
   const errors = (calibration?.schemes ?? []).filter((each) => each.error.recent !== null);
   const worst = errors.sort((a, b) => b.error.recent / b.limit - a.error.recent / a.limit)[0];
   const late = behind(about);
@@ -180,19 +185,27 @@ function select(at) {
 // Asking
 
 async function askSteps(job, about) {
-  const first = Math.max((about.last_planned_step ?? -1) - Number(find("#window").value) + 1, 0);
-  const whole = seen.from === null || first < seen.from; // the first time, or a wider window
-  let after = (whole ? first : Math.max(first, about.slowest - UNSETTLED)) - 1;
+  const [done, window, now] = [lastDone(about), Number(find("#window").value), Date.now()];
+  const first = Math.max(done - window + 1, 0);
+  const last = done + window;
+  const known = seen.about === null ? done : lastDone(seen.about); // at the last refresh
+  // The first time, a wider window, another job of the same name, or a minute later.
+  const whole = seen.from === null || first < seen.from || done < known || now - seen.wholeAt > WHOLE_MS;
+  let after = (whole ? first : Math.max(first, known - UNSETTLED)) - 1;
   const found = [];
-  while (after !== null) {
-    const page = await json(`${ofJob(job, "steps")}?after=${after}&limit=1000`);
+  while (after !== null && after < last) {
+    const page = await json(`${ofJob(job, "steps")}?after=${after}&limit=${Math.min(last - after, 1000)}`);
     found.push(...page.items);
     after = page.next;
   }
   return () => {
-    seen.from = whole ? first : seen.from;
+    seen.from = first;
+    if (whole) {
+      seen.wholeAt = now;
+      seen.steps.clear();
+    }
     for (const item of found) seen.steps.set(item.step, item);
-    for (const step of seen.steps.keys()) if (step < first) seen.steps.delete(step);
+    for (const step of seen.steps.keys()) if (step < first || step > last) seen.steps.delete(step);
     seen.items = [...seen.steps.values()].sort((a, b) => a.step - b.step);
   };
 }

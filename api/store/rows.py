@@ -103,6 +103,7 @@ class JobOutline(Row):
     state: str
     world_size: int
     look_ahead: int
+    first_step: int
     last_step: int | None
     failed_step: int | None
     error: str | None

@@ -133,6 +133,7 @@ class Restarted(BaseModel):
 class Progress(JobState):
     """How far a job is."""
 
+    first_step: int
     lost_ranks: list[int]
     slowest: int
     fastest: int

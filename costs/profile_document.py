@@ -7,7 +7,14 @@ from typing import Any
 
 from seqplan.costs.memory_reader import HOST_MEMORY
 from seqplan.costs.profile_reader import HOST_BYTES
-from seqplan.costs.profiled_scheme import BUFFER, DEGREES, SHARED, SchemeKey
+from seqplan.costs.profiled_scheme import (
+    BUFFER,
+    DEGREES,
+    SHARED,
+    ProfileError,
+    SchemeKey,
+    label_entry,
+)
 from seqplan.plans.recomputation import rank_mode, split_mode
 from seqplan.plans.scheme import Scheme
 
@@ -72,8 +79,9 @@ def _read_mode(document: Mapping[str, Any]) -> str:
 def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
     """Combine documents of one recomputation mode each, measured in one way.
 
-    With the schemes that all of them have. A mode that keeps no fewer bytes than one that
-    recomputes less is left out, and named in the list; one that offloads is compared with the same
+    With the schemes that all of them have; ``notes`` name others. ``ProfileError`` for none. A
+    mode that keeps no fewer bytes than one that recomputes less is left out, and named in the
+    list; one that offloads is compared with the same
     mode without, and no coefficient of it is below that mode's, as both may take equally long.
     Bytes that were measured count as kept.
     """
@@ -86,15 +94,32 @@ def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
     first = {
         key: value for key, value in kept[0].items() if key not in ("recompute", "forward_fraction")
     }
+    entries = _combine_entries(kept, set(map(int, widths)))
+    if not entries:
+        raise ProfileError(
+            f"no scheme was measured in all of {', '.join(names)}. Measure one in each of them"
+        )
+    lacking = _list_lacking(kept)
     return {
         **first,
+        **({"notes": [*first.get("notes", ()), *lacking]} if lacking else {}),
         "residuals": "; ".join(
             f"{_read_mode(document)}: {document['residuals']}" for document in kept
         ),
         "modes": [_describe_mode(document, widths) for document in kept],
         "memory": _combine_memory(kept),
-        "schemes": _combine_entries(kept, set(map(int, widths))),
+        "schemes": entries,
     }, left_out
+
+
+def _list_lacking(documents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write a note for each scheme that some of the documents lack."""
+    by_mode = {_read_mode(raw): set(map(key_of, raw["schemes"])) for raw in documents}
+    notes = []
+    for key in sorted(set.union(*by_mode.values())):
+        if modes := [mode for mode, keys in by_mode.items() if key not in keys]:
+            notes.append(f"left out: {label_entry(*key)}, not measured in {', '.join(modes)}")
+    return notes
 
 
 def _activations(document: Mapping[str, Any]) -> Mapping[str, float]:

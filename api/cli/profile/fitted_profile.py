@@ -78,6 +78,8 @@ def write_measured(
             f"recomputation {name}: left out, keeps no fewer bytes than one that recomputes less",
             file=sys.stderr,
         )
+    for note in document.get("notes", ()):
+        print(note, file=sys.stderr)
     write_profile(args.output, document)
     if args.plot is not None:
         from seqplan.api.report.fit_page import render_fits

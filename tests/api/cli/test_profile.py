@@ -249,6 +249,15 @@ def test_samples_of_several_modes_are_merged(tmp_path: Path) -> None:
     assert modes["none"] == one.schemes[0].latency
     longer = modes["full"].micro_batch_ms([200]) / modes["none"].micro_batch_ms([200])
     assert longer == pytest.approx(1.5, rel=0.01)
+    more = [{**line, "scheme": {**line["scheme"], "ulysses": 2}} for line in lines]
+    none.write_text("\n".join(map(json.dumps, [head, *lines, *more])) + "\n")
+    note = "left out: u2, not measured in full"
+    outcome = call(*merge)
+    assert (outcome.code, outcome.err.count(note)) == (0, 1)
+    assert Profile.load(merged).document["notes"] == [note]
+    none.write_text("\n".join(map(json.dumps, [head, *more])) + "\n")
+    lacking = "no scheme was measured in all of none, full. Measure one in each of them"
+    assert lacking in complaint(call(*merge))
     full.write_text(full.read_text().replace('"float32"', '"float64"', 1))
     merged.unlink()
     assert "do not make one profile" in complaint(call(*merge))

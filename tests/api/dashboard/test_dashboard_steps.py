@@ -1,4 +1,4 @@
-"""The steps that the dashboard shows are those of the service, however long it was not looked at."""
+"""The steps that the dashboard shows are those of the service, after any pause."""
 
 from collections.abc import Iterable
 

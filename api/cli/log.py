@@ -191,13 +191,16 @@ def _read_store(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _job_fields(connection: Connection, job: JobOutline) -> dict[str, Any]:
-    from seqplan.api.store.rows import columns
-    from seqplan.api.store.tables.acks import last_acknowledged
+    from seqplan.api.store.rows import columns, list_lost, read_slowdown
+    from seqplan.api.store.tables.acks import rank_progress
     from seqplan.api.store.tables.plans import last_planned
+    from seqplan.planner.workload import MOST_GPUS
 
+    lost = list_lost(read_slowdown(job.slowdown))
+    ranks = rank_progress(connection, job.id, min(job.world_size, MOST_GPUS), lost)
     fields = {
         **columns(job),
-        "slowest": min(last_acknowledged(connection, job.id, job.world_size)),
+        "slowest": ranks.slowest,
         "last_planned_step": last_planned(connection, job.id),
     }
     return {name: fields[name] for name in _JOB_FIELDS}

@@ -1,8 +1,10 @@
 """Jobs planned around slow ranks that their request names, and costs that cannot be."""
 
+import json
 from pathlib import Path
 
 import pytest
+from command_line import call, succeeded
 from measuring_ranks import plan_of
 from service_process import Served, serving
 from stocked_service import Stocked, stock
@@ -57,6 +59,8 @@ def test_a_job_goes_on_without_its_lost_rank(tmp_path: Path) -> None:
     with serving("--store", tmp_path / "s.db") as served:
         run(served, 3, 6)
         assert served.ok("GET", f"/v1/jobs/{job}/progress")["slowest"] == 5
+        (logged,) = json.loads(succeeded(call("log", "--store", tmp_path / "s.db", "--json")))
+        assert (logged["id"], logged["slowest"]) == (job, 5)
         # Another rank is lost: the job goes on from its first step that is not done.
         body = {"id": "on", "proposal": stocked.proposal, "slowdown": [1, 1, 1, None]}
         served.ok("POST", "/v1/jobs", {**body, "continues": {"job": job, "step": 5}, "steps": 7})

@@ -81,9 +81,8 @@ def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
 
     With the schemes that all of them have; ``notes`` name others. ``ProfileError`` for none. A
     mode that keeps no fewer bytes than one that recomputes less is left out, and named in the
-    list; one that offloads is compared with the same
-    mode without, and no coefficient of it is below that mode's, as both may take equally long.
-    Bytes that were measured count as kept.
+    list; one that offloads is compared with the same mode without, and no coefficient of it is
+    below that mode's, as both may take equally long. Bytes that were measured count as kept.
     """
     degrees = set.intersection(*(set(_activations(document)) for document in documents))
     kept = _keep_lighter(documents, degrees)

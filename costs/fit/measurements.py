@@ -91,14 +91,18 @@ class MixedPipeline(Observed):
 class Observations:
     """The pipelines that were measured on all of their ranks, by scheme, in plan order.
 
-    ``rank_times``: how many measurements those are; ``unplanned``: how many are of steps without a
-    plan, ``unplanned_steps``, ascending; ``expert_parallel``: the degree of the plans.
+    ``rank_times``: how many measurements those are; ``incomplete``: how many are of pipelines that
+    other ranks did not measure; ``unmeasurable``: of pipelines that no times measure;
+    ``unplanned``: of steps without a plan, ``unplanned_steps``, ascending; ``expert_parallel``: the
+    degree of the plans.
     """
 
     by_scheme: Mapping[Scheme, Sequence[Observed]]
     rank_times: int
     unplanned: int
     unplanned_steps: tuple[int, ...]
+    incomplete: int = 0
+    unmeasurable: int = 0
     expert_parallel: int = 1
 
 
@@ -193,7 +197,7 @@ def _group_by_mode(plan: Plan, pipeline: PlannedPipeline) -> LengthsByMode:
 
 
 def match_measurements(plans: Iterable[Plan], measurements: Iterable[Measurement]) -> Observations:
-    """Match measurements with the plans' pipelines, and count those of steps without a plan.
+    """Match measurements with the plans' pipelines, and count those that match none.
 
     The last measurement of a rank and step counts. ``MeasurementError`` for a rank that the step's
     plan does not have.
@@ -203,7 +207,7 @@ def match_measurements(plans: Iterable[Plan], measurements: Iterable[Measurement
         by_step.setdefault(measured.step, {})[measured.rank] = measured.measured_ms
     by_scheme: dict[Scheme, list[Observed]] = {}
     degrees: set[int] = set()
-    rank_times = 0
+    planned = rank_times = incomplete = 0
     unplanned = set(by_step)
     for plan in plans:
         by_rank = by_step.get(plan.step)
@@ -221,11 +225,22 @@ def match_measurements(plans: Iterable[Plan], measurements: Iterable[Measurement
                 f"step {plan.step}: measured on rank {foreign[0]}, its plan has "
                 f"{plan.world_size}. Name the times of these plans"
             )
+        planned += len(by_rank)
         for pipeline in measurable(plan):
             measured_ms = pipeline.slowest_rank_ms(by_rank)
-            if measured_ms is not None:
+            if measured_ms is None:
+                incomplete += sum(rank in by_rank for rank in pipeline.ranks)
+            else:
                 rank_times += len(pipeline.ranks)
                 by_scheme.setdefault(pipeline.scheme, []).append(pipeline.observe(measured_ms))
     steps = tuple(sorted(unplanned))
     left_out = sum(len(by_step[step]) for step in steps)
-    return Observations(by_scheme, rank_times, left_out, steps, max(degrees, default=1))
+    return Observations(
+        by_scheme,
+        rank_times,
+        left_out,
+        steps,
+        incomplete,
+        planned - rank_times - incomplete,
+        max(degrees, default=1),
+    )

@@ -64,11 +64,11 @@ def read_files(plans: str, measurements: Path | None, profile: Profile | None) -
 
 def fetch_job(client: Client, job: str, after: int, profile: Profile | None) -> list[StepMetrics]:
     """Fetch records of a service's job; without ``profile``, by those that it was planned by."""
-    profiles = [profile] if profile is not None else list(_fetch_profiles(client, job))
+    profiles = [profile] if profile is not None else list(fetch_profiles(client, job))
     return _records(_fetch_steps(client, job, after), profiles)
 
 
-def _fetch_profiles(client: Client, job: str) -> Iterator[Profile]:
+def fetch_profiles(client: Client, job: str) -> Iterator[Profile]:
     """Fetch the profile of each proposal that a job was planned by."""
     for proposal in dict.fromkeys(each.proposal for each in client.get_revisions(job).items):
         yield fetch_profile(client, proposal, f"job {job}")

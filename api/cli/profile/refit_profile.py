@@ -5,20 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seqplan.api.cli.check.check_plans import find_part
 from seqplan.api.cli.framework import server_options
 from seqplan.api.cli.framework.options import add_option
 from seqplan.api.cli.framework.output import (
     ERRORS,
     check_output,
+    count_of,
     describe_errors,
     print_note,
     table,
     write_profile,
 )
+from seqplan.api.cli.parts.measured_steps import fetch_profiles
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.plans.format.plan_file import read_plans
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from seqplan.api.client.client import Client
     from seqplan.costs.fit.measurements import Observations
     from seqplan.costs.fit.refit import Refitted, RefittedProfile
+    from seqplan.plans.plan import Plan
 
 DESCRIPTION = """\
 Compare the step times that ranks measured with the profile's predictions, and write a profile
@@ -98,11 +103,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([_fields(result) for result in refitted.schemes]))
     else:
         print("\n".join(_lines(refitted)))
-    if observations.unplanned:
-        print(
-            _describe_unplanned(observations, args.server is not None),
-            file=sys.stderr if args.json else sys.stdout,
-        )
+    for line in _list_left_out(observations, args.server is not None):
+        print(line, file=sys.stderr if args.json else sys.stdout)
     if args.output is not None and not args.json:
         print(f"written: {args.output}")
     return 0
@@ -158,10 +160,22 @@ def _lines(refitted: RefittedProfile) -> list[str]:
     return [*table(header, rows), ERRORS]
 
 
-def _describe_unplanned(observations: Observations, served: bool) -> str:
-    count, steps = observations.unplanned, observations.unplanned_steps
+def _list_left_out(observations: Observations, served: bool) -> list[str]:
+    """Return a line for each reason why times were not used."""
+    steps = observations.unplanned_steps
     missing = "whose plans have expired" if served else "that are not in the plans"
-    return f"{count:,} rank times left out: of {len(steps):,} steps {missing}, {steps[0]} the first"
+    counts = {
+        "other ranks of their pipelines were not measured": observations.incomplete,
+        "their ranks had no pipeline of one stage to themselves, or one with loads or slow ranks": (
+            observations.unmeasurable
+        ),
+    }
+    if steps:
+        of_steps = f"of {count_of(len(steps), 'step')} {missing}, {steps[0]} the first"
+        counts[of_steps] = observations.unplanned
+    return [
+        f"{count_of(count, 'rank time')} left out: {why}" for why, count in counts.items() if count
+    ]
 
 
 def _read_files(args: argparse.Namespace) -> _Material:
@@ -174,8 +188,18 @@ def _read_files(args: argparse.Namespace) -> _Material:
             raise ValueError(f"--plans requires --{name}")
     profile = find_profile(args.profile)
     measurements = read_measurements(args.measurements, print_note)
-    plans = read_plans(args.plans)
+    plans = _check_plans(read_plans(args.plans), profile, args.plans)
     return profile, match_measurements(plans, measurements), args.plans
+
+
+def _check_plans(plans: Iterable[Plan], profile: Profile, origin: str) -> Iterator[Plan]:
+    """Yield the plans; ``ValueError`` for one that was planned from another profile."""
+    checked = set()
+    for plan in plans:
+        if plan.provenance.profile not in checked:
+            find_part(plan, profile, origin)
+            checked.add(plan.provenance.profile)
+        yield plan
 
 
 def _read_job(client: Client, args: argparse.Namespace) -> _Material:
@@ -186,6 +210,12 @@ def _read_job(client: Client, args: argparse.Namespace) -> _Material:
         profile = server_options.fetch_profile(client, client.get_job(args.job).proposal, where)
     else:
         profile = find_profile(args.profile)
+        planned_by = [known.digest for known in fetch_profiles(client, args.job)]
+        if not any(profile.with_digest(digest) for digest in planned_by):
+            raise ValueError(
+                f"profile {profile.name}: {where} was planned from another profile "
+                f"({planned_by[-1][:19]}…). Give that one, or leave --profile out"
+            )
     rows = client.items(client.list_measurements, args.job)
     measurements = [Measurement(row.step, row.rank, row.measured_ms) for row in rows]
     if not measurements:

@@ -54,6 +54,8 @@ def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: 
     output = tmp_path / "refitted.json"
     server = ("--server", served.url, "--job", job)
     assert succeeded(_refit(*server, "-o", output)).splitlines()[-1] == f"written: {output}"
+    rejected = complaint(_refit(*server, "--profile", "llama-13b-a800-80gb"))
+    assert f"job {job} of {served.url} was planned from another profile" in rejected
     before, after = load_shipped(PROFILE).by_scheme, Profile.load(output).by_scheme
     for judged in warned:
         ((scheme, _),) = Strategy.parse(f"1×{judged['scheme']}").counts

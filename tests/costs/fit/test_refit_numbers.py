@@ -89,9 +89,10 @@ def test_a_pipeline_counts_where_its_ranks_were_measured_and_ran_nothing_else() 
         Scheme(): [Observed((101, 102), 12.0, micro_batches=2)],
     }
     assert (seen.rank_times, seen.unplanned, seen.unplanned_steps) == (3, 0, ())
-    assert match_measurements([plan(7)], measured[1:]).by_scheme == {
-        Scheme(): [Observed((101, 102), 12.0, micro_batches=2)]
-    }
+    assert (seen.incomplete, seen.unmeasurable) == (0, 3)
+    part = match_measurements([plan(7)], measured[1:])
+    assert part.by_scheme == {Scheme(): [Observed((101, 102), 12.0, micro_batches=2)]}
+    assert (part.rank_times, part.incomplete, part.unmeasurable) == (1, 1, 3)
     with pytest.raises(MeasurementError, match="step 7: measured on rank 6, its plan has 6"):
         match_measurements([plan(7)], [Measurement(7, 6, 1.0)])
 

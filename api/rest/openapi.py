@@ -50,6 +50,7 @@ _STATUSES = {
     "409": "The state does not allow this now; the detail names it",
     "410": "After the last step, or expired",
     "413": "The body is too large",
+    "415": "The body is compressed",
     "422": "A field is not valid; the detail names it and the fix",
     "424": "Planning of the job failed or was stopped",
     "429": "More requests than --rate-limit allows a second; retry after Retry-After",
@@ -68,7 +69,7 @@ def _list_statuses(path: str, method: str, operation: dict[str, Any]) -> Iterato
     if path.startswith(PLAN):
         yield from ("410", "424")
     if "requestBody" in operation:
-        yield "413"
+        yield from ("413", "415")
     if "requestBody" in operation or operation.get("parameters"):
         yield "422"
     if path != HEALTH:

@@ -1,4 +1,4 @@
-"""Before a request is handled, and while its body comes in: is it within the limits?"""
+"""Before a request is handled, and while its body comes in: can it be read, within the limits?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DOCUMENTS = re.compile(f"(?:{'|'.join(map(service_routes.route_pattern, _LARGE)
 
 
 class BodyLimit(HttpMiddleware):
-    """Middleware that answers 413, by the header or as the body grows."""
+    """Middleware that answers 413, by the header or as the body grows; 415 to compressed ones."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         super().__init__(app)
@@ -35,10 +35,12 @@ class BodyLimit(HttpMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         most = self._most(scope["path"])
-        length = next(
-            (value for name, value in scope["headers"] if name == b"content-length"), b"0"
-        )
-        if int(length) > most:
+        headers = dict(scope["headers"])
+        encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").strip()
+        if encoding.lower() != "identity":
+            why = f"content-encoding: {encoding:.40} is not supported. Send the body uncompressed"
+            raise Problem(415, "unsupported-encoding", why)
+        if int(headers.get(b"content-length", b"0")) > most:
             raise Problem(413, "too-large", _too_large(most))
         taken = 0
 

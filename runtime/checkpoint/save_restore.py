@@ -28,13 +28,16 @@ from seqplan.runtime.checkpoint.checkpoint_files import (
     list_sizes,
     lock_folder,
 )
+from seqplan.runtime.checkpoint.stored_extra import make_storable, read_extra, write_extra
 from seqplan.runtime.checkpoint.stored_slices import (
     StoredSlices,
+    check_optimizer_state,
     iterate_owned_entries,
     iterate_owned_parts,
 )
-from seqplan.runtime.communicators import raise_on_all_ranks
+from seqplan.runtime.communicators import gather_objects, raise_on_all_ranks
 from seqplan.runtime.errors import CheckpointError, communicating
+from seqplan.runtime.states.optimizers import name_optimizer
 from seqplan.runtime.states.unit_states import UnitStates
 
 FORMAT = 4
@@ -75,16 +78,20 @@ def save(
     Every rank calls it between two steps, with the same cursor. The newest ``keep`` checkpoints
     remain; one of a later step, which a restart would go on from in place of this one, is an error.
     ``extra``: what else to keep of this rank, of tensors, numbers, texts, lists and
-    mappings; every rank gives some or none. ``CheckpointError``, on every rank, if any cannot
+    mappings; arrays of numpy come back as tensors; every rank gives some or none.
+    ``CheckpointError``, on every rank, if any cannot
     write or another job writes into the folder; the checkpoints there remain. ``ValueError`` if the
-    optimizer lacks what a rank owns, or keeps what cannot be stored; ``group`` is any CPU group.
+    optimizer lacks what a rank owns, or keeps what cannot be stored, as ``extra`` may, if ``keep``
+    is below 1, and if cursors differ; ``group`` is any CPU group.
     """
     entries, error_message = {}, None
     try:
+        _check_arguments(cursor, keep)
         entries = dict(iterate_owned_entries(states, optimizer))
+        extra = None if extra is None else make_storable(dict(extra))
     except ValueError as error:
         error_message = str(error)
-    raise_on_all_ranks(error_message, group, _SAVING)
+    _check_together(error_message, cursor, group)
     root = Path(folder)
     final = root / f"step-{cursor.next_step:08d}"
     partial = root / f"{final.name}.partial"
@@ -104,12 +111,9 @@ def save(
         with communicating(_SAVING):
             state_dict_saver.save(entries, checkpoint_id=partial, process_group=group)
 
-    def write_extra() -> None:
+    def write_values() -> None:
         if extra is not None:
-            with _extra_path(partial, dist.get_rank(group)).open("wb") as file:
-                torch.save(dict(extra), file)
-                file.flush()
-                os.fsync(file.fileno())
+            write_extra(partial, dist.get_rank(group), extra)
 
     def finish() -> None:
         if not first:
@@ -118,6 +122,7 @@ def save(
             "format": FORMAT,
             "transposed": sorted(_transpose(states)),
             "sharding": _sharding(states),
+            "optimizer": name_optimizer(optimizer),
             "next_step": cursor.next_step,
             "last_digest": cursor.last_digest,
             "sizes": list_sizes(partial),
@@ -132,7 +137,7 @@ def save(
             shutil.rmtree(older, ignore_errors=True)
 
     try:
-        for part in (begin, write_states, write_extra, finish):
+        for part in (begin, write_states, write_values, finish):
             attempt_together(part, f"{final}: cannot be written", group, _SAVING)
     except CheckpointError:
         if first:
@@ -190,7 +195,7 @@ def _restore_one(
     def read() -> tuple[Cursor, StoredSlices | None]:
         nonlocal error_message, buffers
         try:
-            cursor, transposed, sharding = _read_cursor(path, dist.get_rank(group))
+            cursor, transposed, sharding, saved_by = _read_cursor(path, dist.get_rank(group))
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise
         except ValueError as error:
@@ -198,6 +203,7 @@ def _restore_one(
             return Cursor(0, None), None
         stored = StoredSlices(path, transposed, sharding)
         try:
+            check_optimizer_state(stored, saved_by, optimizer)
             buffers = {
                 key: stored.buffer(key)
                 for part in wanted
@@ -221,6 +227,27 @@ def _restore_one(
     return cursor
 
 
+def _check_arguments(cursor: Cursor, keep: int) -> None:
+    for name, value, least in (("keep", keep, 1), ("next_step", cursor.next_step, 0)):
+        if value < least:
+            raise ValueError(f"{name}: {value}. Give {least} or more")
+
+
+def _check_together(error_message: str | None, cursor: Cursor, group: dist.ProcessGroup) -> None:
+    """``ValueError`` on all ranks if one has an error message, or cursors differ."""
+    where = cursor.next_step, cursor.last_digest
+    gathered = gather_objects((error_message, where), group, _SAVING)
+    for message, _ in gathered:
+        if message is not None:
+            raise ValueError(message)
+    for rank, (_, other) in enumerate(gathered):
+        if other != gathered[0][1]:
+            raise ValueError(
+                f"cursor: rank 0 has {gathered[0][1]}, rank {rank} {other}. "
+                "Save after the same step on all ranks"
+            )
+
+
 def _check_latest(root: Path, step: int) -> None:
     """``OSError`` if the folder has a checkpoint of a later step than ``step``."""
     for later, path in _complete(root):
@@ -232,30 +259,21 @@ def _check_latest(root: Path, step: int) -> None:
             )
 
 
-def _read_cursor(path: Path, rank: int) -> tuple[Cursor, frozenset[str], str]:
-    """Read where the job is, the parameters that are stored transposed, and the sharding."""
+def _read_cursor(path: Path, rank: int) -> tuple[Cursor, frozenset[str], str, str | None]:
+    """Read where the job is, parameters that are stored transposed, sharding and optimizer.
+
+    The optimizer is None in checkpoints that do not record it.
+    """
     document = json.loads((path / _CURSOR).read_text(encoding="utf-8"))
     if document.get("format") not in range(1, FORMAT + 1):
         raise ValueError(
             f"{path}: format {document.get('format')}, this version reads 1 to {FORMAT}"
         )
     check_sizes(path, document.get("sizes", {}))
-    cursor = Cursor(document["next_step"], document["last_digest"], _read_extra(path, rank))
+    cursor = Cursor(document["next_step"], document["last_digest"], read_extra(path, rank))
     transposed = frozenset(document.get("transposed", ()))
     before = _SHARDING_BEFORE_4[document.get("owners", "slices")]
-    return cursor, transposed, document.get("sharding", before)
-
-
-def _extra_path(path: Path, rank: int) -> Path:
-    return path / f"extra-{rank:05}.pt"
-
-
-def _read_extra(path: Path, rank: int) -> Mapping[str, Any] | None:
-    for file in (_extra_path(path, rank), _extra_path(path, 0)):
-        if file.is_file():
-            extra: Mapping[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-            return extra
-    return None
+    return cursor, transposed, document.get("sharding", before), document.get("optimizer")
 
 
 def _sharding(states: UnitStates) -> str:

@@ -18,10 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from seqplan.plans.views.parameter_layout import ParameterLayout
+from seqplan.runtime.states.optimizers import name_optimizer
 from seqplan.runtime.states.unit import flatten_to_storage
 from seqplan.runtime.states.unit_states import UnitStates
 
-MASTER = "master"
+MASTER, _STEP = "master", "step"
+_KINDS = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg", "momentum": "momentum_buffer"}
+"""Options of torch's optimizers with the states that they add."""
+
 _SLICE = re.compile(r"(?P<kind>[^/]+)/(?P<name>.+)\[(?P<start>\d+):(?P<stop>\d+)\]")
 
 
@@ -98,6 +102,31 @@ def _flat(kind: str, value: Any, part: OwnedPart, *, whole: bool) -> Tensor:
     return flatten_to_storage(part.layout, tensor) if whole else tensor
 
 
+def check_optimizer_state(
+    stored: StoredSlices, saved_by: str | None, optimizer: torch.optim.Optimizer
+) -> None:
+    """Reject a checkpoint of another optimizer. ``ValueError``.
+
+    ``saved_by``: its class, None if the checkpoint does not record it.
+    """
+    name, kinds = name_optimizer(optimizer), stored.kinds - {MASTER}
+    expected = set(kinds)
+    if kinds and saved_by in (None, name) and type(optimizer).__module__.startswith("torch.optim."):
+        for option, kind in _KINDS.items():
+            values = [group[option] for group in optimizer.param_groups if option in group]
+            if any(values):
+                expected.add(kind)
+            else:
+                expected.discard(kind)
+    if saved_by not in (None, name) or expected != kinds:
+        states, other = (", ".join(sorted(those)) or "no states" for those in (kinds, expected))
+        raise ValueError(
+            f"{stored.path}: has {states} of {saved_by or 'another optimizer'}, the job has {name}"
+            f"{f' with {other}' if expected != kinds else ''}. "
+            "Restore with the optimizer and options of the job that saved it"
+        )
+
+
 class StoredSlices:
     """A checkpoint's entries by parameter, without reading the tensors.
 
@@ -123,6 +152,11 @@ class StoredSlices:
             self._by_name.setdefault(match["name"], []).append(
                 StoredPart(key, match["kind"], start, stop, whole_range)
             )
+
+    @property
+    def kinds(self) -> set[str]:
+        """Kinds of entries, of all parameters and ranks."""
+        return {entry.kind for entries in self._by_name.values() for entry in entries}
 
     def other_order(self, layout: ParameterLayout) -> bool:
         """Whether a parameter's elements are stored in another order than they are owned in."""
@@ -164,14 +198,16 @@ class StoredSlices:
         state = optimizer.state[part.parameter]
         for entry in self._overlapping(part):
             value = buffers[entry.key]
-            if value.dim() == 0:  # a count of steps, the same for every slice
+            if value.dim() == 0 and not self._is_scalar(entry):
+                # A count of steps, the same for every slice.
                 state[entry.kind] = value.to(_count_device(part, optimizer), copy=True)
             elif entry.whole_range:
                 state[entry.kind] = value.to(part.master.device, copy=True)
             else:
                 elements = flat.setdefault(entry.kind, value.new_zeros(last - first))
                 low, high = max(first, entry.start), min(last, entry.stop)
-                elements[low - first : high - first] = value[low - entry.start : high - entry.start]
+                values = value.reshape(-1)[low - entry.start : high - entry.start]
+                elements[low - first : high - first] = values
         exact = flat[MASTER].dtype
         for kind, elements in flat.items():
             if other_order:
@@ -183,6 +219,11 @@ class StoredSlices:
                 dtype = part.master.dtype if elements.dtype == exact else elements.dtype
                 values = elements.to(part.master.device, dtype, copy=True)
                 state[kind] = states.view_owned(layout, values)
+
+    def _is_scalar(self, entry: StoredPart) -> bool:
+        """Return whether a number is the value of a parameter without axes, stored as a whole."""
+        one = entry.stop - entry.start == 1
+        return one and entry.kind != _STEP and self._sharding == "by_parameter"
 
     def _overlapping(self, part: OwnedPart) -> list[StoredPart]:
         """List the entries that share elements of an owned part."""

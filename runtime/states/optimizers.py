@@ -79,6 +79,13 @@ class JoinedOptimizer(torch.optim.Optimizer):
         return loss
 
 
+def name_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    """Name an optimizer's class, or the classes that it joins."""
+    if isinstance(optimizer, JoinedOptimizer):
+        return " + ".join(name_optimizer(part) for part in optimizer.optimizers)
+    return type(optimizer).__name__
+
+
 def check_optimizer(optimizer: torch.optim.Optimizer, states: UnitStates) -> None:
     """Raise ``ValueError`` if an optimizer needs whole parameters and sharding is ``flat``."""
     if states.whole_owners:

@@ -63,7 +63,7 @@ def lint(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None) -> list[str]:
         [_lengths(plan, batch.sequences) for batch in pipeline.micro_batches]
         for pipeline in plan.pipelines
     ]
-    faults = [*_sequences(plan), *_micro_batches(plan, lengths)]
+    faults = [*_sequences(plan), *_micro_batches(plan, lengths), *_check_modes(plan)]
     placement = [*_placement(plan), *_micro_steps(plan), *check_experts(plan)]
     faults += placement
     if not placement:
@@ -139,6 +139,14 @@ def _lengths(plan: Plan, sequences: tuple[int, ...]) -> list[int] | None:
     if sequences and not 0 <= min(sequences) <= max(sequences) < len(plan.lengths):
         return None
     return [plan.lengths[position] for position in sequences]
+
+
+def _check_modes(plan: Plan) -> Iterator[str]:
+    """Check that all micro-batches have a recomputation mode, or none."""
+    modes = [batch.recompute for pipeline in plan.pipelines for batch in pipeline.micro_batches]
+    if any(modes) and None in modes:
+        place, _ = list(_batches_in_place(plan))[modes.index(None)]
+        yield f"{place}: has no recomputation mode, and others have one"
 
 
 def _micro_batches(plan: Plan, lengths_of: _Lengths) -> Iterator[str]:

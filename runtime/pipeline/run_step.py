@@ -61,7 +61,7 @@ def run_staged_step(
         held = [leaf for unit in states.units for leaf in unit.parameters]
         counter = SavedBytesCounter(held, enabled=count_saved)
         runner = _Runner(view, model, counter)
-        items, modes = _align_recomputation(view, list(work), states)
+        items, modes = _align_recomputation(view, list(work), states, model.config.recompute)
         if model.config.router_loss:
             runner.count_routed(items)
         for item in items:
@@ -144,21 +144,24 @@ class _Runner:
 
 
 def _align_recomputation(
-    view: RankView, items: Sequence[PreparedWork], states: StagedStates
+    view: RankView, items: Sequence[PreparedWork], states: StagedStates, default: str
 ) -> tuple[list[PreparedWork], list[str | None]]:
     """Give micro-batches the recomputation that they have in common with those of other ranks.
 
-    Also returns that of each micro-step of expert parallelism.
+    Also returns that of each micro-step of expert parallelism. ``default``: of micro-batches
+    without one.
     """
     pipelines = [item for item in items if isinstance(item, PreparedPipeline)]
-    local = [batch.context.recompute for item in pipelines for batch in item.micro_batches]
+    local = [
+        batch.context.recompute or default for item in pipelines for batch in item.micro_batches
+    ]
     modes = align_modes(view, local, states.start_sums)
     numbers = range(len(local)) if view.experts is None else view.experts.micro_steps
     aligned = iter([modes[number] for number in numbers])
 
     def align(batch: PreparedMicroBatch) -> PreparedMicroBatch:
         context, mode = batch.context, next(aligned)
-        if context.recompute == mode:
+        if (context.recompute or default) == mode:
             return batch
         return replace(batch, context=replace(context, recompute=mode))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.data.comparison import DataPreparer
 from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.prepared_step import PreparedStep
-from seqplan.runtime.data.targets import TargetData, load_targets
+from seqplan.runtime.data.targets import Extras, TargetData, load_targets
 from seqplan.runtime.data.tokens import NO_LABEL, TokenData, Tokens, load_share
 from seqplan.runtime.device_copy import TOKEN_BYTES, PackedCopy, index_device
 from seqplan.runtime.errors import DataError, PlanError
@@ -74,9 +74,11 @@ def make_preparer(
     """
 
     has_targets, device = isinstance(data, TargetData), index_device(device)
+    columns: Extras = {}
     chosen = find_kernel(kernel) if isinstance(kernel, str) else kernel
 
     def prepare(view: RankView) -> PreparedStep[MicroBatchWork]:
+        nonlocal columns
         check_sequence_parallel(view, heads, kv_heads)
         check_modes(view, modes, model)
         check_expert_parallel(view, blocks)
@@ -94,7 +96,7 @@ def make_preparer(
             labels, targets = share.labels, None
             if isinstance(data, TargetData):
                 targets = load_targets(data, micro_batch, step=view.step)
-                labels = targets.labels
+                labels, columns = targets.labels, targets.extras
             if vocab is not None:
                 _check_known_tokens(share.tokens, labels, vocab, micro_batch, view.step)
             counts = labels != NO_LABEL
@@ -121,7 +123,13 @@ def make_preparer(
                     weight=float(counts.sum() if targets is None else targets.weights.sum()),
                 )
             )
-        work = fill_micro_steps(view, work, lambda: _make_empty(work, has_targets, device))
+
+        def make_empty() -> MicroBatchWork:
+            nonlocal columns
+            columns = columns or _learn_columns(data)
+            return _make_empty(columns, has_targets, device)
+
+        work = fill_micro_steps(view, work, make_empty)
         if work and overlap:
             work[-1] = replace(work[-1], last=True)
         copy.start()
@@ -130,20 +138,29 @@ def make_preparer(
     return DataPreparer(data, prepare)
 
 
-def _make_empty(
-    others: Sequence[MicroBatchWork], has_targets: bool, device: torch.device
-) -> MicroBatchWork:
-    """Make a micro-step without tokens, with the per-token columns of the rank's others."""
+def _learn_columns(data: TokenData) -> Extras:
+    """Return per-token columns of the data, for a rank that has had no tokens yet."""
+    if not isinstance(data, TargetData):
+        return {}
+    try:
+        return data.targets(0, 0, 0).extras
+    except Exception:  # the data has no sample 0, and its own errors
+        return {}
+
+
+def _make_empty(columns: Extras, has_targets: bool, device: torch.device) -> MicroBatchWork:
+    """Make a micro-step without tokens, with per-token columns without rows."""
     nothing = torch.empty(0, dtype=torch.int64, device=device)
     weights = torch.empty(0, dtype=torch.float64, device=device) if has_targets else None
-    columns = others[0].extras if others else {}
     return MicroBatchWork(
         tokens=nothing,
         labels=nothing,
         context=local_context([], device=device),
         last=False,
         weights=weights,
-        extras={name: values[:0] for name, values in columns.items()},
+        extras={
+            name: torch.from_numpy(values[:0].copy()).to(device) for name, values in columns.items()
+        },
     )
 
 

@@ -157,6 +157,7 @@ def _filled(
     order = draw(st.permutations(range(len(lengths))))  # packed order → position
     position = iter(order)
     stored = [0] * len(lengths)
+    modes = draw(st.sampled_from([(None,), (*MODES, "elementwise+0.5", "full+1")]))
     pipelines = []
     largest = dict.fromkeys(schemes, 0)
     for (scheme, ranks, number), batches in zip(chosen, contents, strict=True):
@@ -171,7 +172,7 @@ def _filled(
             largest[scheme] = max(largest[scheme], padded)
             work = sum(a * length**2 + b * length for length in batch)
             cost = round(slowdown * (work + c), 3)
-            mode = draw(st.sampled_from([None, *MODES, "elementwise+0.5", "full+1"]))
+            mode = draw(st.sampled_from(modes))
             micro_batches.append(MicroBatch(at, sum(batch), padded, cost, mode))
         times = [batch.cost_ms for batch in micro_batches]
         predicted = round(sum(times) + (scheme.pp - 1) * max(times, default=0.0), 3)

@@ -42,6 +42,15 @@ def sound() -> Plan:
     )
 
 
+def test_micro_batches_without_a_mode_next_to_others_are_named() -> None:
+    """Plans have a mode for each micro-batch if their profile has several."""
+    plan = sound()
+    moded = replace(plan.pipelines[0].micro_batches[0], recompute="full")
+    plan = swap(plan, 0, micro_batches=(moded,))
+    line = "pipeline 1 micro-batch 0: has no recomputation mode, and others have one"
+    assert lint(plan, None) == [line]
+
+
 def in_lockstep() -> Plan:
     """Two ranks in two micro-steps: together, then each alone."""
     return plan_of(

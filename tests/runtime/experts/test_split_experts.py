@@ -52,6 +52,10 @@ CASES: dict[str, tuple[Run, RoutedCase]] = {
         LockstepCase(4, 3, expert_parallel=4, reduce="micro-batch"),
     ),
     "E 2 of 4, staged lockstep": (staged, LockstepCase(4, 3, expert_parallel=2)),
+    "E 2 of 2, recomputation of the model": (
+        staged,
+        RoutedCase(2, 1, expert_parallel=2, config=replace(ROUTED, recompute="full")),
+    ),
     "E 1 of 4, tp": (staged, RoutedCase(4, 9, tensor=True)),
 }
 TRACED = ("E 4 of 4, tp, modes", "E 4 of 4, module, modes", "E 2 of 4, each micro-batch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -177,7 +177,7 @@ def count_expected_bytes(sizes: ModelSizes, dtype: str, scheme: Scheme, mode: st
     On all ranks of the stage together: of its layers and, as on the last stage, of norm and loss.
     """
     name, share = split_mode(mode)
-    layers = sizes.layers // scheme.pp
+    layers = -(-sizes.layers // scheme.pp)
     kept = layers - sum(is_offloaded(share, layer) for layer in range(layers))
     element = ELEMENT_BYTES[dtype]
     of_layers = kept * layer_activation_bytes(sizes, name, scheme.tp) * element / 2
@@ -229,6 +229,8 @@ def first_plans(path: Path, ranks: int, steps: int) -> list[Plan]:
         if stages_of_micro_steps(plan.pipelines) > 1:
             raise ValueError(f"{where}: {STAGED_MICRO_STEPS}")
         plan = place_on_ranks(plan, ranks)
+        # Labels of the check's data, which has no masks.
+        plan = replace(plan, loss_tokens=plan.tokens - len(plan.lengths))
         if plans and plan.expert_parallel != plans[0].expert_parallel:
             raise ValueError(
                 f"{where} has expert_parallel {plan.expert_parallel}, the steps before "

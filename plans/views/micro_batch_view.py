@@ -30,6 +30,11 @@ class SequenceShare:
     length: int
     ranges: tuple[Range, ...]
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether its last token is held here."""
+        return bool(self.ranges) and self.ranges[-1][1] == self.length
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchView:

@@ -70,7 +70,7 @@ def reference_step(
         tokens = torch.from_numpy(data.tokens(sample, 0, length))
         labels = torch.cat((tokens[1:], torch.full((1,), NO_LABEL)))
         logits = model(tokens, local_context([length]))
-        loss = token_loss(logits, labels) / max(plan.loss_tokens, 1)
+        loss = token_loss(logits, labels) / max(plan.tokens - len(plan.lengths), 1)
         if balance is not None:
             routed: Any = model
             for layer in routed.router_logits:

@@ -42,7 +42,7 @@ class MicroBatchWork:
     @property
     def sequences_ended(self) -> int:
         """Count the sequences whose last token is held here."""
-        return sum(share.ranges[-1][1] == share.length for share in self.shares if share.ranges)
+        return sum(share.is_ended for share in self.shares)
 
     def rows(self, start: int, stop: int) -> MicroBatchWork:
         """Return the work of rows ``[start, stop)``; the context is of all."""

@@ -116,7 +116,7 @@ class RoutedLoss:
     ) -> None:
         self._router_loss = router_loss
         self._model = model
-        self._loss_of = loss_of
+        self._loss_of = self.__wrapped__ = loss_of
         self._group = group
         self._counts = RouterCounts(router_loss)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +42,11 @@ def label_loss(logits: Tensor, micro_batch: MicroBatchWork) -> Tensor:
     return token_loss(logits, micro_batch.labels, micro_batch.weights)
 
 
+def sums_labels(loss_of: LossOf) -> bool:
+    """Return whether a loss is ``label_loss``, also in chunks or with routers' loss."""
+    return inspect.unwrap(loss_of) is label_loss
+
+
 def log_probabilities(logits: Tensor, micro_batch: MicroBatchWork) -> Tensor:
     """Compute the log-probability of each row's label: (local tokens,), 0 without label."""
     exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
@@ -65,6 +73,7 @@ def compute_chunked_loss(head: Callable[[Tensor], Tensor], loss_of: LossOf, rows
     if rows < 1:
         raise ValueError(f"a chunk has at least 1 row, not {rows}")
 
+    @wraps(loss_of)
     def loss(hidden: Tensor, micro_batch: MicroBatchWork) -> Tensor:
         if len(hidden) <= rows:
             return loss_of(head(hidden), micro_batch)
@@ -85,14 +94,21 @@ class LossDivisor:
     """Divisor of all losses of a step: the weights of its labels, or the plan's ``loss_tokens``.
 
     Made by all ranks together. With data that has targets, ranks add their counts up on the device
-    and the host does not wait: read ``check`` later.
+    and the host does not wait: read ``check`` later. ``labels``: of this rank, if the loss sums
+    them all; without targets, ``check_labels`` compares their sum with the plan's number.
     """
 
     def __init__(
-        self, view: RankView, work: PreparedStep[MicroBatchWork], states: UnitStates
+        self,
+        view: RankView,
+        work: PreparedStep[Any],
+        states: UnitStates,
+        *,
+        labels: int | None = None,
     ) -> None:
         check_prepared(work)
         self._view = view
+        self.labels = None if work.has_targets else labels
         self._sums: Tensor | None = None
         if work.has_targets:
             batches = list(work)
@@ -122,12 +138,22 @@ class LossDivisor:
             return float(max(view.loss_tokens, 1))
         labels, weight, sequences = self._sums.tolist()
         # Without the batch's count, a plan counts the tokens that have a successor.
-        if view.loss_tokens not in (int(labels), view.tokens - int(sequences)):
+        if view.loss_tokens != view.tokens - int(sequences):
+            self._compare(labels)
+        return float(weight) if weight > 0 else 1.0
+
+    def check_labels(self, labels: float) -> None:
+        """Compare all ranks' ``labels`` with the plan's number of loss tokens. ``PlanError``."""
+        if self.labels is not None:
+            self._compare(labels)
+
+    def _compare(self, labels: float) -> None:
+        view = self._view
+        if view.loss_tokens != int(labels):
             raise PlanError(
                 f"step {view.step}: the plan has {view.loss_tokens} loss tokens, the data "
                 f"{int(labels)} labels; plan with the batch's loss_tokens, or with none"
             )
-        return float(weight) if weight > 0 else 1.0
 
 
 def check_prepared(work: object) -> None:

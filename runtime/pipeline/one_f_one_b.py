@@ -10,6 +10,7 @@ neighbor's; in warm-up and cool-down each goes alone. The order is that of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,12 +89,12 @@ class PipelinePasses:
 
     def _forward(self, index: int, gradient_of: int | None) -> None:
         previous, following = self._view.pp_previous, self._view.pp_next
-        hidden = None
+        hidden = leaf = None
         if previous is not None:
             if index not in self._arrived:
                 self._arrived[index] = self._empty(index)
                 self._peers.transfer([], [(self._arrived[index], previous)]).wait()
-            hidden = self._arrived.pop(index).requires_grad_()
+            hidden, leaf = _join_graph(self._arrived.pop(index))
         work = self._works[index]
         with self._counter.count(work.context.recompute):
             out = self._stage.forward(hidden, work)
@@ -106,7 +107,7 @@ class PipelinePasses:
             term = self._routers.term(self._stage.router_logits)
             self.loss = self.loss + term.detach().double()
             out = AddedTerm.apply(out, term)  # type: ignore[no-untyped-call]
-        self._kept[index] = hidden, out
+        self._kept[index] = leaf, out
         if following is not None:
             receives = []
             if gradient_of is not None:
@@ -118,20 +119,42 @@ class PipelinePasses:
         self, index: int, activations_of: int | None, backward: Backward, last: bool
     ) -> None:
         previous, following = self._view.pp_previous, self._view.pp_next
-        hidden, out = self._kept.pop(index)
+        leaf, out = self._kept.pop(index)
         if following is not None and index not in self._gradients:
             self._gradients[index] = self._empty(index)
             self._peers.transfer([], [(self._gradients[index], following)]).wait()
         backward(out, self._gradients.pop(index, None), last)
-        if previous is not None and hidden is not None:
-            assert hidden.grad is not None
+        if previous is not None and leaf is not None:
+            assert leaf.grad is not None
             receives = []
             if activations_of is not None:
                 self._arrived[activations_of] = self._empty(activations_of)
                 receives.append((self._arrived[activations_of], previous))
-            self._peers.transfer([(hidden.grad.contiguous(), previous)], receives).wait()
+            self._peers.transfer([(leaf.grad.contiguous(), previous)], receives).wait()
 
     def _empty(self, index: int) -> Tensor:
         """Make room for hidden states of a micro-batch, or their gradients."""
         shape = self._works[index].split.rows, self._stage.config.hidden
         return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+
+class _ReceivedStates(torch.autograd.Function):
+    """Hidden states of the stage before, whose gradient a leaf of the same shape gets."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, received: list[Tensor]) -> Tensor:
+        return received.pop()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def _join_graph(received: Tensor) -> tuple[Tensor, Tensor]:
+    """Return received states as part of a graph, and its leaf, which does not hold them.
+
+    Layers then may move them to the host, as they may those of an embedding.
+    """
+    leaf = received.new_empty(1).expand(received.shape).requires_grad_()
+    hidden: Tensor = _ReceivedStates.apply(leaf, [received])  # type: ignore[no-untyped-call]
+    return hidden, leaf

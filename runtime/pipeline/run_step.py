@@ -14,6 +14,7 @@ from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.errors import RankLost
 from seqplan.runtime.experts.micro_steps import align_modes
 from seqplan.runtime.losses.router_loss import RouterCounts, RouterLoss
+from seqplan.runtime.losses.token_losses import LossDivisor
 from seqplan.runtime.pipeline.one_f_one_b import PipelinePasses
 from seqplan.runtime.pipeline.prepare import (
     EmptyMicroStep,
@@ -54,6 +55,7 @@ def run_staged_step(
     try:
         whole_step = Stopwatch(states.device)
         check_update(optimizer, states, clip_norm)
+        divisor = LossDivisor(view, work, states, labels=_count_labels(view))
         model.tensor_groups.extend(view.placement)
         states.begin(view.placement)
         computing = states.stopwatch = Stopwatch(states.device)
@@ -71,7 +73,9 @@ def run_staged_step(
                 total = total + runner.run_pipeline(item)
         computing.stop()
         states.reduce_scatter()
-        totals = apply_gradients(states, optimizer, total, clip_norm, non_blocking=non_blocking)
+        totals = apply_gradients(
+            states, optimizer, total, clip_norm, divisor=divisor, non_blocking=non_blocking
+        )
         whole_step.stop()
     except RankLost as loss_of_rank:
         raise loss_of_rank.in_step(view.step) from None
@@ -141,6 +145,16 @@ class _Runner:
 
     def _stage(self, shard: Shard) -> Stage:
         return Stage(self._model.config, shard, self._states, self._model.blocks)
+
+
+def _count_labels(view: RankView) -> int:
+    """Count the labels whose losses this rank is the one to count."""
+    return sum(
+        batch.local_tokens - sum(share.is_ended for share in batch.sequences)
+        for pipeline in view.pipelines
+        if pipeline.at.tp == 0 and pipeline.at.pp == pipeline.scheme.pp - 1
+        for batch in pipeline.micro_batches
+    )
 
 
 def _align_recomputation(

@@ -183,22 +183,23 @@ class UnitStates:
         for unit in self.units:
             unit.forget_reduced()
 
-    def start_norm_and_sum(self, value: Tensor | float = 0.0) -> Tensor:
-        """Sum the squares of the whole gradient, and ``value``, over all ranks, together.
+    def start_norm_and_sum(self, value: Tensor | float = 0.0, labels: float = 0.0) -> Tensor:
+        """Sum the squares of the whole gradient, ``value`` and ``labels`` over all ranks, together.
 
-        float64 (2,), on the device, which the host does not wait for.
+        float64 (3,), on the device, which the host does not wait for.
         """
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         for unit in self.units:
             sums[0] += unit.reduced.double().square().sum()
         sums[1] += value
+        sums[2] += labels
         with communicating("summing the gradient's norm and the loss"):
             dist.all_reduce(sums, group=self._group)
         return sums
 
     def gradient_norm_and_sum(self, value: Tensor | float = 0.0) -> tuple[float, float]:
         """Return the norm of the whole gradient, and ``value`` summed over all ranks, together."""
-        squares, total = self.start_norm_and_sum(value).tolist()
+        squares, total, _ = self.start_norm_and_sum(value).tolist()
         return squares**0.5, total
 
     def start_sums(self, values: Sequence[float]) -> Tensor:

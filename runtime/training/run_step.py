@@ -20,7 +20,7 @@ from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.errors import RankLost
 from seqplan.runtime.experts.micro_steps import align_modes
-from seqplan.runtime.losses.token_losses import LossDivisor, LossOf, label_loss
+from seqplan.runtime.losses.token_losses import LossDivisor, LossOf, label_loss, sums_labels
 from seqplan.runtime.saved_tensors import SavedBytes
 from seqplan.runtime.states.optimizers import check_optimizer
 from seqplan.runtime.states.sharded_states import ShardedStates
@@ -60,7 +60,9 @@ class StepTotals:
         """Loss and norm; ``PlanError`` if the plan's number of loss tokens is wrong."""
         if self._divisor is not None:
             self._divisor.check()
-        squares, loss = self._sums.tolist()
+        squares, loss, labels = self._sums.tolist()
+        if self._divisor is not None:
+            self._divisor.check_labels(labels)
         return loss, squares**0.5
 
 
@@ -157,7 +159,8 @@ def run_step(
         check_update(optimizer, states, clip_norm)
         if non_blocking:
             states.check_non_blocking()
-        divisor = LossDivisor(view, work, states)
+        labels = sum(batch.labeled for batch in work) if sums_labels(loss_of) else None
+        divisor = LossDivisor(view, work, states, labels=labels)
         states.all_gather(view)
         total: Tensor | float = 0.0
         computing = states.stopwatch = Stopwatch(states.device)
@@ -227,7 +230,8 @@ def apply_gradients(
     ``non_blocking``: the host does not wait for the device; loss and norm are read, and the divisor
     is checked, on request.
     """
-    totals = StepTotals(states.start_norm_and_sum(loss), divisor)
+    labels = 0 if divisor is None else divisor.labels or 0
+    totals = StepTotals(states.start_norm_and_sum(loss, labels), divisor)
     if non_blocking:
         if clip_norm is not None:
             factor = clip_norm / (totals.squares.sqrt() + CLIP_EPSILON)

@@ -10,7 +10,14 @@ from plan_builder import write_file
 from random_plans import one_pipeline_plan
 
 from seqplan import Plan, Scheme, from_json, read_plans
-from seqplan.api.check_training.check import Check, CheckedStep, first_plans, relative, size_model
+from seqplan.api.check_training.check import (
+    Check,
+    CheckedStep,
+    count_expected_bytes,
+    first_plans,
+    relative,
+    size_model,
+)
 from seqplan.plans.scheme_limits import find_unsupported
 
 
@@ -91,6 +98,19 @@ def checked(plan: Plan, loss: float, norm: float, parameter: float) -> Check:
 )
 def test_the_verdict(plans: Path, loss: float, norm: float, parameter: float, agrees: bool) -> None:
     assert checked(next(read_plans(plans)), loss, norm, parameter).agrees is agrees
+
+
+def test_the_fullest_stage_has_the_layers_that_pp_leaves_over(plans: Path) -> None:
+    sizes = replace(size_model([next(read_plans(plans))]), layers=5)
+    for pp, layers in ((2, 3), (3, 2), (4, 2), (5, 1)):
+        expected = count_expected_bytes(replace(sizes, layers=layers), "float32", Scheme(), "none")
+        assert count_expected_bytes(sizes, "float32", Scheme(pp=pp), "none") == expected
+
+
+def test_labels_are_those_of_the_check_without_masks(plans: Path, tmp_path: Path) -> None:
+    plan = next(read_plans(plans))
+    masked = write_file(tmp_path / "masked.jsonl", [replace(plan, loss_tokens=7)])
+    assert first_plans(masked, 2, 1) == [plan]
 
 
 def test_relative_differences() -> None:

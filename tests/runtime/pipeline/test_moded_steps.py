@@ -15,6 +15,7 @@ from seqplan.plans.recomputation import MODES
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.errors import PlanError
+from seqplan.runtime.models.llama import Llama
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
 from seqplan.runtime.recomputation import OFFLOAD
 from seqplan.runtime.sequence_parallel.peers import Peers
@@ -131,6 +132,29 @@ def test_each_micro_batch_runs_under_its_mode(outcomes: Outcomes) -> None:
                         else:
                             assert moded.offloaded_bytes > SOME / 4
     assert seen == set(MIXED)
+
+
+def run_offloaded(rank: int, world_size: int) -> list[tuple[int, float]]:
+    """Bytes on the host, and the loss, of a layer on each of two stages."""
+    groups = Communicators.create()
+    results = []
+    for mode in ("full+1", "full"):
+        torch.manual_seed(0)
+        job = StagedLlama(Llama(SMALL), groups)
+        optimizer = torch.optim.SGD([owned for _, owned in job.states.master_parameters()], lr=0.1)
+        prepare = job.make_preparer(SeededTokens(SMALL.vocab, 5))
+        for step in range(2):
+            plan = set_modes(one_pipeline_plan(Scheme(pp=2), [300], step=step), [mode])
+            view = rank_view(plan, rank)
+            result = job.run_step(view, prepare(view), optimizer, count_saved=True)
+        results.append((result.micro_batches[0].offloaded_bytes, result.loss))
+    return results
+
+
+def test_states_of_the_stage_before_are_offloaded() -> None:
+    for offloaded, kept in run_ranks(run_offloaded, 2):
+        assert offloaded == (300 * SMALL.hidden * 4, kept[1])
+        assert kept[0] == 0
 
 
 def prepare_unknown(rank: int, world_size: int) -> str:

@@ -132,8 +132,11 @@ def steps(
     ``ahead_bytes`` as of ``PlanConsumer``.
 
     ``PlanError`` on every rank if plans cannot be opened, or a step cannot be had or prepared;
-    ``TypeError`` for anything else than plans.
+    ``TypeError`` for anything else than plans. Steps have no gap, and ``start_step`` is at most the
+    step after the last.
     """
+    if start_step < 0:
+        raise ValueError(f"start_step: {start_step}. Give 0 or more")
     if rank is None:
         rank = dist.get_rank() if dist.is_initialized() else 0
     if world_size is None:
@@ -190,6 +193,7 @@ def iterate_agreed_steps(
     """
     following = iter(plans)
     expected = start_step
+    before: int | None = None
     compared = False
     while True:
         step: Step[Prepared] | None = None
@@ -200,7 +204,9 @@ def iterate_agreed_steps(
                 if compared:
                     after = f"step {plan.step} follows step {expected - 1}"
                     raise PlanError(f"{after}. Give each step once, in order")
-                plan = next(following, None)
+                before, plan = plan.step, next(following, None)
+            if before is not None:
+                _check_number(plan, expected, before)
             if plan is None:
                 record = Record(State.END, expected)
             else:
@@ -215,7 +221,7 @@ def iterate_agreed_steps(
             raise PlanError(fault) from cause
         if step is None:
             return
-        expected = step.view.step + 1
+        before, expected = step.view.step, step.view.step + 1
         yield step
 
 
@@ -223,6 +229,19 @@ def _check_plan(plan: object, step: int) -> Plan:
     if not isinstance(plan, Plan):
         raise PlanError(f"step {step}: must be a Plan, not {type(plan).__name__}")
     return plan
+
+
+def _check_number(plan: Plan | None, expected: int, before: int) -> None:
+    """Reject a gap after step ``before``, and plans that end before ``expected``. ``PlanError``."""
+    if plan is not None and plan.step != expected:
+        raise PlanError(
+            f"step {expected}: has no plan, the next one is of step {plan.step}. "
+            "Give each step once, in order"
+        )
+    if plan is None and before + 1 < expected:
+        raise PlanError(
+            f"step {expected}: the plans end with step {before}. Start at {before + 1} at most"
+        )
 
 
 def _prepare(

@@ -190,7 +190,7 @@ class FileSource:
             raise PlanError(f"{self._path}: no plans. Name another file, or plan again")
         if step not in self._lines:
             last = max(self._lines)
-            if step > last:
+            if step == last + 1:
                 raise EndOfPlans(f"{self._path}: ends before step {step}")
             raise PlanError(
                 f"{self._path}: has no plan of step {step}; its {len(self._lines)} steps are in "

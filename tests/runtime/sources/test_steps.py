@@ -63,6 +63,30 @@ def fanned_out(rank: int, world_size: int, url: str) -> list[Any]:
     return every_step(rank, world_size, url, fan_out_ranks=world_size)
 
 
+def number_steps(plans: Any, start_step: int = 0) -> list[int]:
+    iterated = runtime.steps(plans, prepare=prepare_tokens, start_step=start_step)
+    return [step.view.step for step in iterated]
+
+
+def test_gaps_and_starts_outside_the_plans_are_rejected(tmp_path: Path) -> None:
+    plans = small_plans(3, 1)
+    path = write_file(tmp_path / "plans.jsonl", plans)
+    for source in (plans, path):
+        assert number_steps(source, 1) == [1, 2]
+        assert number_steps(source, 3) == []
+        with pytest.raises(ValueError, match=r"start_step: -1\. Give 0 or more"):
+            number_steps(source, -1)
+    assert number_steps(plans[1:]) == [1, 2]
+    for given, start, message in (
+        (plans, 4, r"step 4: the plans end with step 2\. Start at 3 at most"),
+        (path, 4, "has no plan of step 4; its 3 steps are in 0 … 2"),
+        ([plans[0], plans[2]], 0, r"step 1: has no plan, the next one is of step 2\. Give each"),
+        ([plans[0], plans[2]], 1, "step 1: has no plan, the next one is of step 2"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            number_steps(given, start)
+
+
 def measured_steps(rank: int, world_size: int, url: str) -> None:
     steps = runtime.steps(url, prepare=prepare_tokens, control_group=control_group())
     for step in steps:

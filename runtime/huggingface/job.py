@@ -32,7 +32,11 @@ from seqplan.runtime.sources.iterate_steps import Plans, Steps, steps
 from seqplan.runtime.states.held_bytes import HeldBytes, count_held_bytes
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.run_step import MicroBatchReport, StepResult, run_step
-from seqplan.runtime.training.sequence_values import SequenceValues, token_values
+from seqplan.runtime.training.sequence_values import (
+    SequenceValues,
+    convert_values,
+    token_values,
+)
 
 Work = PreparedStep[MicroBatchWork]
 
@@ -203,7 +207,10 @@ class Job:
             parts = [(start, start + rows) for start in range(0, max(len(hidden), 1), rows)]
             logits = (attached.logits(hidden[a:b]) for a, b in parts)
             works = (micro_batch.rows(a, b) for a, b in parts)
-            return torch.cat([values_of(*part) for part in zip(logits, works, strict=True)])
+            pairs = zip(logits, works, strict=True)
+            return torch.cat(
+                [convert_values(values_of(*pair), len(pair[1].tokens)) for pair in pairs]
+            )
 
         values = token_values(
             step.prepared, attached, self.states, self.groups.control, values_of=by_parts

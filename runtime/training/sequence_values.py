@@ -43,7 +43,8 @@ def token_values(
 
     With the parameters as they are after the last step, without gradients, in the model's present
     mode. Every rank calls it, also without work, and gets all sequences, whole, in the order of the
-    step's batch. ``group`` is any CPU group. ``RankLost`` if another rank died.
+    step's batch. ``group`` is any CPU group. ``RankLost`` if another rank died; ``ValueError`` for
+    values of another shape.
     """
     states.materialize()
     pieces: list[_Piece] = []
@@ -51,12 +52,13 @@ def token_values(
         for micro_batch in work:
             output = model(micro_batch.tokens, micro_batch.context)
             micro_batch.context.attention_calls()
-            values = values_of(output, micro_batch).detach().cpu().numpy()
+            rows = len(micro_batch.tokens)
+            values = convert_values(values_of(output, micro_batch), rows).cpu().numpy()
             at = 0
             for share in micro_batch.shares:
                 for start, stop in share.ranges:
-                    rows = min(stop + 1, share.length) - (start + 1)
-                    part = values[at : at + rows]
+                    targets = min(stop + 1, share.length) - (start + 1)
+                    part = values[at : at + targets]
                     pieces.append((share.position, share.id, share.length, start + 1, part))
                     at += stop - start
     gathered = gather_objects(pieces, group, "gathering the values of the tokens")
@@ -66,3 +68,16 @@ def token_values(
             whole[position] = SequenceValues(id, np.zeros(length, part.dtype))
         whole[position].values[start : start + len(part)] = part
     return [whole[position] for position in sorted(whole)]
+
+
+def convert_values(values: object, rows: int) -> Tensor:
+    """Return values of rows in float32 or float64. ``TypeError`` or ``ValueError``."""
+    if not isinstance(values, Tensor):
+        raise TypeError(f"values_of: returned {type(values).__name__}. Return a tensor")
+    if values.shape != (rows,):
+        raise ValueError(
+            f"values_of: returned shape {tuple(values.shape)} for {rows} rows. "
+            "Return a value of each row"
+        )
+    values = values.detach()
+    return values if values.dtype == torch.float64 else values.float()

@@ -221,7 +221,7 @@ class StoredSlices:
                 state[kind] = states.view_owned(layout, values)
 
     def _is_scalar(self, entry: StoredPart) -> bool:
-        """Return whether a number is the value of a parameter without axes, stored as a whole."""
+        """Return whether an entry is the value of a parameter without axes."""
         one = entry.stop - entry.start == 1
         return one and entry.kind != _STEP and self._sharding == "by_parameter"
 

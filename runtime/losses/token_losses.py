@@ -42,7 +42,7 @@ def label_loss(logits: Tensor, micro_batch: MicroBatchWork) -> Tensor:
     return token_loss(logits, micro_batch.labels, micro_batch.weights)
 
 
-def sums_labels(loss_of: LossOf) -> bool:
+def is_label_loss(loss_of: LossOf) -> bool:
     """Return whether a loss is ``label_loss``, also in chunks or with routers' loss."""
     return inspect.unwrap(loss_of) is label_loss
 

@@ -151,7 +151,7 @@ class _ReceivedStates(torch.autograd.Function):
 
 
 def _join_graph(received: Tensor) -> tuple[Tensor, Tensor]:
-    """Return received states as part of a graph, and its leaf, which does not hold them.
+    """Return received states in a graph, and a leaf that does not hold them.
 
     Layers then may move them to the host, as they may those of an embedding.
     """

@@ -144,7 +144,7 @@ def _learn_columns(data: TokenData) -> Extras:
         return {}
     try:
         return data.targets(0, 0, 0).extras
-    except Exception:  # the data has no sample 0, and its own errors
+    except Exception:  # the data has no sample 0, and raises errors of any type
         return {}
 
 

@@ -20,7 +20,7 @@ from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.errors import RankLost
 from seqplan.runtime.experts.micro_steps import align_modes
-from seqplan.runtime.losses.token_losses import LossDivisor, LossOf, label_loss, sums_labels
+from seqplan.runtime.losses.token_losses import LossDivisor, LossOf, is_label_loss, label_loss
 from seqplan.runtime.saved_tensors import SavedBytes
 from seqplan.runtime.states.optimizers import check_optimizer
 from seqplan.runtime.states.sharded_states import ShardedStates
@@ -159,7 +159,7 @@ def run_step(
         check_update(optimizer, states, clip_norm)
         if non_blocking:
             states.check_non_blocking()
-        labels = sum(batch.labeled for batch in work) if sums_labels(loss_of) else None
+        labels = sum(batch.labeled for batch in work) if is_label_loss(loss_of) else None
         divisor = LossDivisor(view, work, states, labels=labels)
         states.all_gather(view)
         total: Tensor | float = 0.0

@@ -121,7 +121,7 @@ def make_full_plan(scheme: Scheme, lengths: Sequence[int], world_size: int) -> P
         ids=tuple(range(replicas * len(lengths))),
         lengths=tuple(lengths) * replicas,
         tokens=tokens,
-        loss_tokens=tokens,
+        loss_tokens=tokens - replicas * len(lengths),
         pipelines=tuple(pipelines),
         idle_ranks=tuple(range(replicas * scheme.gpus, world_size)),
         groups=process_groups(pipelines),

@@ -188,11 +188,11 @@ class UnitStates:
 
         float64 (3,), on the device, which the host does not wait for.
         """
-        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        counts = torch.tensor([0.0, 0.0, labels], dtype=torch.float64)
+        sums = copy_to_device(counts, self.device)
         for unit in self.units:
             sums[0] += unit.reduced.double().square().sum()
         sums[1] += value
-        sums[2] += labels
         with communicating("summing the gradient's norm and the loss"):
             dist.all_reduce(sums, group=self._group)
         return sums

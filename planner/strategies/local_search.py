@@ -1,4 +1,4 @@
-"""Search over strategies for one batch: swaps of pipelines, each judged by placing the batch."""
+"""Search for the strategies of a proposal: swaps of pipelines, each judged by a placement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.dispatch import dispatch, probe
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet, Models
-from seqplan.planner.sync.times import NO_SYNC, SyncTimes
 from seqplan.plans.scheme import Scheme, Strategy
 
 FIRST_SIZES = (1, 8)
@@ -18,20 +17,11 @@ FIRST_SIZES = (1, 8)
 
 @dataclass(frozen=True)
 class SwapSearch:
-    """What strategies are searched for: a batch on ``gpus`` GPUs, with these schemes' models.
-
-    Strategies are compared by their time with what the ``sync`` of parameters and gradients
-    takes; placements state forward and backward alone.
-    """
+    """What strategies are searched for: a batch on ``gpus`` GPUs, with these schemes' models."""
 
     batch: Batch
     models: Models
     gpus: int
-    sync: SyncTimes = NO_SYNC
-
-    def limit_ms(self, best: Placement, strategy: Strategy) -> float:
-        """Return the time (ms) below which a strategy beats the best, each with sync."""
-        return best.objective_ms - self.sync.extra_ms(strategy, best.strategy)
 
     def improve(
         self, start: Placement, schemes: Sequence[Scheme], lower_ms: float, *, moves: int
@@ -85,7 +75,7 @@ class SwapSearch:
         fleet = Fleet.from_strategy(strategy, self.models)
         if fleet.max_sequence < self.batch.longest:
             return None
-        filling = probe(Filler(fleet, self.batch), lower_ms, self.limit_ms(best, strategy))
+        filling = probe(Filler(fleet, self.batch), lower_ms, best.objective_ms)
         return None if filling is None else Placement(fleet, filling)
 
 

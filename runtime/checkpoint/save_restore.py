@@ -89,7 +89,7 @@ def save(
         _check_arguments(cursor, keep)
         entries = dict(iterate_owned_entries(states, optimizer))
         extra = None if extra is None else make_storable(dict(extra))
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:  # on all ranks, as others wait
         error_message = str(error)
     _check_together(error_message, cursor, group)
     root = Path(folder)

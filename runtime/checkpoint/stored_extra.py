@@ -7,6 +7,7 @@ import os
 import pickle
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_STORABLE = (type(None), bool, float, str, Tensor)
+_STORABLE = (type(None), bool, int, float, str, Tensor)
 """Types that need no trial, which are most values."""
 
 
@@ -26,7 +27,8 @@ def make_storable(value: Any, key: str = "extra") -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     elif isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        value = torch.from_numpy(value.astype(value.dtype.newbyteorder("=")))
+        with suppress(TypeError):  # of types that torch lacks
+            value = torch.from_numpy(value.astype(value.dtype.newbyteorder("=")))
     if type(value) in (list, tuple):
         parts = [make_storable(part, f"{key}[{at}]") for at, part in enumerate(value)]
         return type(value)(parts)

@@ -22,7 +22,9 @@ from seqplan.runtime.states.optimizers import name_optimizer
 from seqplan.runtime.states.unit import flatten_to_storage
 from seqplan.runtime.states.unit_states import UnitStates
 
-MASTER, _STEP = "master", "step"
+MASTER = "master"
+_COUNTS = frozenset({"step", "mu_product", "mu", "eta"})
+"""States of torch's optimizers that are one number for any parameter."""
 _KINDS = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg", "momentum": "momentum_buffer"}
 """Options of torch's optimizers with the states that they add."""
 
@@ -221,9 +223,9 @@ class StoredSlices:
                 state[kind] = states.view_owned(layout, values)
 
     def _is_scalar(self, entry: StoredPart) -> bool:
-        """Return whether an entry is the value of a parameter without axes."""
+        """Return whether an entry is the value of a parameter without axes, and no count."""
         one = entry.stop - entry.start == 1
-        return one and entry.kind != _STEP and self._sharding == "by_parameter"
+        return one and entry.kind not in _COUNTS and self._sharding == "by_parameter"
 
     def _overlapping(self, part: OwnedPart) -> list[StoredPart]:
         """List the entries that share elements of an owned part."""

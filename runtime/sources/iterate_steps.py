@@ -207,6 +207,11 @@ def iterate_agreed_steps(
                 before, plan = plan.step, next(following, None)
             if before is not None:
                 _check_number(plan, expected, before)
+            elif start_step and plan is not None and plan.step > start_step:
+                raise PlanError(
+                    f"step {start_step}: has no plan, the first is of step {plan.step}. "
+                    "Give the plans from there on"
+                )
             if plan is None:
                 record = Record(State.END, expected)
             else:

@@ -71,7 +71,7 @@ def token_values(
 
 
 def convert_values(values: object, rows: int) -> Tensor:
-    """Return values of rows in float32 or float64. ``TypeError`` or ``ValueError``."""
+    """Return values of rows, half precision in float32. ``TypeError`` or ``ValueError``."""
     if not isinstance(values, Tensor):
         raise TypeError(f"values_of: returned {type(values).__name__}. Return a tensor")
     if values.shape != (rows,):
@@ -79,5 +79,7 @@ def convert_values(values: object, rows: int) -> Tensor:
             f"values_of: returned shape {tuple(values.shape)} for {rows} rows. "
             "Return a value of each row"
         )
+    if values.is_complex():
+        raise TypeError("values_of: returned complex values. Return real ones")
     values = values.detach()
-    return values if values.dtype == torch.float64 else values.float()
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values

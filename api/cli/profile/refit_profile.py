@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,14 +192,17 @@ def _read_files(args: argparse.Namespace) -> _Material:
     return profile, match_measurements(plans, measurements), args.plans
 
 
-def _check_plans(plans: Iterable[Plan], profile: Profile, origin: str) -> Iterator[Plan]:
-    """Yield the plans; ``ValueError`` for one that was planned from another profile."""
-    checked = set()
-    for plan in plans:
-        if plan.provenance.profile not in checked:
+def _check_plans(plans: Iterable[Plan], profile: Profile, origin: str) -> list[Plan]:
+    """List the plans; ``ValueError`` if none was planned from the profile.
+
+    Those of a job that was refitted are of several profiles.
+    """
+    listed = list(plans)
+    by_profile = {plan.provenance.profile: plan for plan in reversed(listed)}
+    if not any(map(profile.with_digest, by_profile)):
+        for plan in listed[:1]:
             find_part(plan, profile, origin)
-            checked.add(plan.provenance.profile)
-        yield plan
+    return listed
 
 
 def _read_job(client: Client, args: argparse.Namespace) -> _Material:

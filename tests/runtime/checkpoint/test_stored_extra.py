@@ -33,6 +33,7 @@ def save_and_restore(rank: int, world_size: int, folder: Path) -> Any:
     of_one_rank = {"paths": [1, Path("x")]} if rank == 1 else {}
     for cursor, keep, extra, message in (
         (Cursor(1, None), 2, of_one_rank, r"extra\['paths'\]\[1\]: PosixPath, which a checkpoint"),
+        (Cursor(1, None), 2, {"x": np.zeros(2, np.longdouble)}, r"extra\['x'\]: ndarray, which"),
         (Cursor(1, None), 0, {}, "keep: 0. Give 1 or more"),
         (Cursor(-1, None), 2, {}, "next_step: -1. Give 0 or more"),
         (Cursor(rank, None), 2, {}, r"cursor: rank 0 has \(0, None\), rank 1 \(1, None\)"),

@@ -82,6 +82,7 @@ def test_gaps_and_starts_outside_the_plans_are_rejected(tmp_path: Path) -> None:
         (path, 4, "has no plan of step 4; its 3 steps are in 0 … 2"),
         ([plans[0], plans[2]], 0, r"step 1: has no plan, the next one is of step 2\. Give each"),
         ([plans[0], plans[2]], 1, "step 1: has no plan, the next one is of step 2"),
+        (plans[2:], 1, r"step 1: has no plan, the first is of step 2\. Give the plans from there"),
     ):
         with pytest.raises(PlanError, match=message):
             number_steps(given, start)

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from random_plans import one_pipeline_plan
 from ranks import run_ranks
 
@@ -36,8 +37,11 @@ def compute_values(rank: int, world_size: int) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             values(of)
-    with pytest.raises(TypeError, match="values_of: returned list"):
-        values(lambda logits, batch: [0.0])
+    whole = values(lambda logits, batch: torch.full((8,), 2**24 + 1))
+    assert whole[0].values.tolist() == [0.0, *[2.0**24 + 1] * 4]
+    for other, message in (([0.0], "list"), (torch.zeros(8, dtype=torch.cfloat), "complex values")):
+        with pytest.raises(TypeError, match=f"values_of: returned {message}"):
+            values(lambda logits, batch, other=other: other)
 
 
 def test_values_are_converted_and_their_shape_is_checked() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from numbers import Integral
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
@@ -135,6 +136,8 @@ def steps(
     ``TypeError`` for anything else than plans. Steps have no gap, and ``start_step`` is at most the
     step after the last.
     """
+    if not isinstance(start_step, Integral):
+        raise TypeError(f"start_step: {start_step!r}. Give the whole number of a step")
     if start_step < 0:
         raise ValueError(f"start_step: {start_step}. Give 0 or more")
     if rank is None:

@@ -86,8 +86,9 @@ def test_a_step_is_planned_on_schemes_that_no_candidate_has() -> None:
     assert {scheme for scheme, _ in selected.placement.strategy.counts} - schemes
 
 
-def test_no_step_is_slower_than_the_best_strategy_of_one_scheme() -> None:
-    """Of few sequences, some about as long as any that fits; candidates are none."""
+@pytest.mark.parametrize("with_candidate", [False, True])
+def test_no_step_is_slower_than_the_best_strategy_of_one_scheme(*, with_candidate: bool) -> None:
+    """Of few sequences, some about as long as any that fits; of the candidate's layout, if any."""
     for seed in range(40):
         rng = np.random.default_rng(seed)
         gpus, max_len = int(rng.choice([8, 16, 32])), int(rng.choice([32768, 65536, 131072]))
@@ -98,11 +99,15 @@ def test_no_step_is_slower_than_the_best_strategy_of_one_scheme() -> None:
         lengths = np.clip(drawn, 64, longest).astype(int).tolist()
         lengths[:4] = rng.integers(longest // 2, longest, 4).tolist()
         batch = Batch.from_lengths(lengths)
-        reached = select(batch, [], models, gpus, prove=False).placement.objective_ms
-        for strategy in homogeneous_strategies(models, gpus, batch.longest):
-            static_ms = strategy_ms(strategy, batch, models)
-            assert static_ms is not None
-            assert reached <= static_ms * 1.001
+        strategies = homogeneous_strategies(models, gpus, batch.longest)
+        candidates = [strategies[int(rng.integers(len(strategies)))]] if with_candidate else []
+        reached = select(batch, candidates, models, gpus, prove=False).placement.objective_ms
+        layouts = layouts_of(s for strategy in candidates or strategies for s, _ in strategy.counts)
+        for strategy in strategies:
+            if layouts_of(scheme for scheme, _ in strategy.counts) <= layouts:
+                static_ms = strategy_ms(strategy, batch, models)
+                assert static_ms is not None
+                assert reached <= static_ms * 1.001
 
 
 def test_bounds_of_strategies_are_those_of_their_pipelines() -> None:

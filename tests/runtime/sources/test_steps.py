@@ -76,6 +76,8 @@ def test_gaps_and_starts_outside_the_plans_are_rejected(tmp_path: Path) -> None:
         assert number_steps(source, 3) == []
         with pytest.raises(ValueError, match=r"start_step: -1\. Give 0 or more"):
             number_steps(source, -1)
+        with pytest.raises(TypeError, match=r"start_step: '1'\. Give the whole number"):
+            number_steps(source, "1")  # type: ignore[arg-type]
     assert number_steps(plans[1:]) == [1, 2]
     for given, start, message in (
         (plans, 4, r"step 4: the plans end with step 2\. Start at 3 at most"),

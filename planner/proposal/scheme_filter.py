@@ -43,12 +43,13 @@ class SchemeFilter:
                 f"must have one degree of experts: {', '.join(degrees)}. Leave the others out"
             )
         words = {"all", "measured", "flagged", *degrees}
-        layouts = [name for name in names if name not in words]
-        if len(layouts) > 1:
-            raise ValueError(f"must have one layout: {', '.join(layouts)}. Leave the others out")
+        others = [name for name in names if name not in words]
         try:
-            layout = parse_layout(layouts[0]) if layouts else None
+            layouts = [parse_layout(name) for name in others]
         except ValueError as error:
             raise ValueError(f"must be measured, flagged, epE or a layout: {error}") from None
+        if len(layouts) > 1:
+            raise ValueError(f"must have one layout: {', '.join(others)}. Leave the others out")
         degree = int(degrees[0].removeprefix("ep")) if degrees else None
+        layout = layouts[0] if layouts else None
         return cls("measured" in names, "flagged" in names, layout, degree)

@@ -193,11 +193,13 @@ def _read_files(args: argparse.Namespace) -> _Material:
 
 
 def _check_plans(plans: Iterable[Plan], profile: Profile, origin: str) -> list[Plan]:
-    """List the plans; ``ValueError`` if none was planned from the profile.
+    """List the plans; ``ValueError`` without any, or if none was planned from the profile.
 
     Those of a job that was refitted are of several profiles.
     """
     listed = list(plans)
+    if not listed:
+        raise ValueError(f"{origin}: no plans. Name another file, or plan again")
     by_profile = {plan.provenance.profile: plan for plan in reversed(listed)}
     if not any(map(profile.with_digest, by_profile)):
         for plan in listed[:1]:

@@ -56,6 +56,8 @@ def test_all_recomputation_modes_of_a_scheme_are_refitted(tmp_path: Path) -> Non
             assert latency.b == pytest.approx(1.25 * before.by_scheme[entry.scheme].modes[mode].b)
     rejected = complaint(call("profile", "refit", "--profile", output, *files[2:]))
     assert f"{plans}: step 0 was planned from another profile than " in rejected
+    plans.write_bytes(b"")
+    assert f"{plans}: no plans. " in complaint(call("profile", "refit", *files))
 
 
 def test_slower_ranks_make_a_slower_profile(tmp_path: Path) -> None:

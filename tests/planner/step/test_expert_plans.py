@@ -315,6 +315,8 @@ def test_a_filter_chooses_the_degree() -> None:
         SchemeFilter.parse(["ep2", "ep8"])
     with pytest.raises(ValueError, match="must have one layout: tp4, tp2"):
         SchemeFilter.parse(["tp4", "tp2"])
+    with pytest.raises(ValueError, match="layout must be tp and pp, as tp4.pp2: 'pp2.r3'"):
+        SchemeFilter.parse(["pp2", "pp2.r3"])
     assert SchemeFilter.parse(["tp4", "ep8", "tp4"]) == SchemeFilter.parse(["tp4", "ep8"])
     with pytest.raises(ValueError, match="has expert_parallel 2, 8"):
         Planner.from_profile(profile, gpus=GPUS, max_len=CONTEXT)

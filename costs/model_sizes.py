@@ -131,6 +131,10 @@ class ModelSizes:
         """Elements of a token's keys (or values) over all key/value heads."""
         return self.kv_heads * self.head_width
 
+    def find_kv_width(self, ranks: int) -> int:
+        """Return the width of keys on all ``ranks`` that split heads: one head each at least."""
+        return max(self.kv_heads, ranks) * self.head_width
+
     @property
     def attending_layers(self) -> int:
         """Layers with attention over keys, full or not: all but those that pass on a state."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
 
-from seqplan.costs.analytic.memory import layer_activation_bytes
+from seqplan.costs.analytic.memory import count_copied_bytes, layer_activation_bytes
 from seqplan.costs.architecture import DENSE, Architecture
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.format.plan_file import check_sound, read_plans
@@ -180,7 +180,10 @@ def count_expected_bytes(sizes: ModelSizes, dtype: str, scheme: Scheme, mode: st
     layers = -(-sizes.layers // scheme.pp)
     kept = layers - sum(is_offloaded(share, layer) for layer in range(layers))
     element = ELEMENT_BYTES[dtype]
-    of_layers = kept * layer_activation_bytes(sizes, name, scheme.tp) * element / 2
+    of_layer = layer_activation_bytes(sizes, name, scheme.tp)
+    if name != "full":
+        of_layer += count_copied_bytes(sizes, scheme)
+    of_layers = kept * of_layer * element / 2
     logits = sizes.vocab * max(element, 4)  # the loss is in fp32 at least
     return of_layers + 2 * element * sizes.hidden + logits
 

@@ -208,7 +208,7 @@ class _LayerAttention:
     def kv_width(self) -> float:
         """Width of a rank's keys."""
         ranks = self.scheme.tp * self.scheme.ulysses
-        return max(self.sizes.kv_heads / ranks, 1.0) * self.sizes.head_width
+        return self.sizes.find_kv_width(ranks) / ranks
 
     @property
     def directions(self) -> int:

@@ -117,7 +117,7 @@ def _attention_weights(sizes: ModelSizes, tp: int) -> list[tuple[float, float]]:
     special = sizes.architecture
     if not special.kv_rank:
         width = sizes.attention_width / tp
-        kv_width = max(sizes.kv_heads / tp, 1.0) * sizes.head_width
+        kv_width = sizes.find_kv_width(tp) / tp
         gate = width if special.attention_gate else 0.0
         return [(sizes.hidden, width + gate + 2 * kv_width), (width, sizes.hidden)]
     heads = sizes.heads / tp

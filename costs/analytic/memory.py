@@ -91,7 +91,7 @@ def layer_activation_bytes(
     ``RECOMPUTED_MODULES``; ``input_bytes``: of an element that a product keeps, in its precision.
     """
     special = sizes.architecture
-    attended = 2 * sizes.attention_width + 2 * sizes.kv_width
+    attended = 2 * sizes.attention_width + 2 * sizes.find_kv_width(tp)
     if special.kv_rank:
         attended += special.query_rank + special.kv_rank + special.rope_dim
     if special.attention_gate:
@@ -336,18 +336,32 @@ def count_transfer_bytes(deployment: Deployment, scheme: Scheme) -> float:
     """Count bytes that ring and Ulysses send and receive, per token before division over tp·sp.
 
     Of a ring keys and values in bf16 and their gradients in fp32; if they are gathered, of all its
-    ranks at once.
+    ranks at once. Of Ulysses the keys and values that are copied to have a head a rank, in each
+    layer that keeps them.
     """
     sizes, total = deployment.sizes, 0.0
+    keys = sizes.find_kv_width(scheme.tp * scheme.ulysses)
+    copied = count_copied_bytes(sizes, scheme)
     if scheme.ring > 1:
         held = scheme.ring if deployment.context_parallel == "all-gather" else 1
-        total += 2 * sizes.kv_width * (2 + 4) * held
-    if deployment.rates.keeps_gradients and scheme.ulysses > 1 and deployment.recompute == "full":
+        total += 2 * keys * (2 + 4) * held
+    if deployment.recompute != "full":
+        total += copied * sizes.attending_layers * (1 - deployment.offload_layers)
+    elif deployment.rates.keeps_gradients and scheme.ulysses > 1:
         # Sent next to received: attention's output, its gradient, and those of q, k and v.
-        keys = sizes.head_width * max(sizes.kv_heads, scheme.ulysses)
-        total += 6 * sizes.attention_width + 4 * keys
-        total += 8 * (keys - sizes.kv_width)  # keys and values, copied to have a head a rank
+        total += 6 * sizes.attention_width + 4 * keys + 2 * copied
+    else:
+        total += copied
     return total
+
+
+def count_copied_bytes(sizes: ModelSizes, scheme: Scheme) -> int:
+    """Count a layer's bytes of keys and values that Ulysses copies to have a head a rank.
+
+    Per token, in bf16, before division over tp·sp; those that tp copies are not among them.
+    """
+    copied = sizes.find_kv_width(scheme.tp * scheme.ulysses) - sizes.find_kv_width(scheme.tp)
+    return 2 * 2 * copied
 
 
 def count_fixed_buffer_bytes(deployment: Deployment, scheme: Scheme) -> float:

@@ -74,6 +74,7 @@ class ComponentPlanner:
         classes = [PipelineClass.from_model(model, 1) for model in fitting]
         self.weights = gpu_ms(classes, np.array(batch.lengths, dtype=np.int64)).min(axis=0)
         self._choices: dict[int, list[Choice]] = {}
+        self._choices_of_size: dict[int, list[Choice]] = {}
         self._known: dict[tuple[int, tuple[int, ...]], tuple[MicroSteps, float] | None] = {}
 
     def plan_parts(self, parts: Sequence[tuple[int, ...]]) -> list[ComponentSteps] | None:
@@ -102,16 +103,23 @@ class ComponentPlanner:
         return ComponentSteps(int(self.sizes[:number].sum()), part, held, *known)
 
     def _plan_component(self, number: int, held: Batch) -> tuple[MicroSteps, float] | None:
-        """Plan and time the micro-steps of a component; its first part shows what to search for."""
+        """Plan and time the micro-steps of a component.
+
+        Its first part shows what to search for, and that of the first of a size what the others
+        of this size may search for.
+        """
         size = int(self.sizes[number])
         models = self._models[size]
-        choices = self._choices.get(number) or list_choices(models)
+        every = list_choices(models)
+        choices = self._choices.get(number) or self._choices_of_size.get(size, every)
         best = plan_best_choice(held, models, choices, size, self._multiple)
+        if best is None and number not in self._choices and choices is not every:
+            best = plan_best_choice(held, models, every, size, self._multiple)
         if best is None:
             return None
-        choice, micro_steps = best
-        self._choices[number] = [choice]
-        return micro_steps, self._time_ms(micro_steps, held)
+        self._choices[number] = best.near[:1]
+        self._choices_of_size.setdefault(size, best.near)
+        return best.micro_steps, self._time_ms(best.micro_steps, held)
 
     def _time_ms(self, micro_steps: MicroSteps, batch: Batch) -> float:
         """Time a component: Σ over micro-steps of the slowest block (ms)."""

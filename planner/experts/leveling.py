@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 
 import numpy as np
@@ -35,19 +35,27 @@ def level_components(
             break
         for pair in islice(_list_moves(planner, best), left):
             left -= 1
-            moved = {number: planner.plan_part(number, part) for number, part in pair.items()}
-            faster = {
-                number: component
-                for number, component in moved.items()
-                if component is not None and component.time_ms < max(times)
-            }
-            if len(faster) == len(pair):
+            faster = _plan_below(planner, pair, max(times))
+            if faster is not None:
                 for number, component in faster.items():
                     best[number] = component
                 break
         else:
             break
     return best
+
+
+def _plan_below(
+    planner: ComponentPlanner, parts: Mapping[int, tuple[int, ...]], limit_ms: float
+) -> dict[int, ComponentSteps] | None:
+    """Plan components of some parts; None at the first that is not faster than ``limit_ms``."""
+    faster = {}
+    for number, part in parts.items():
+        component = planner.plan_part(number, part)
+        if component is None or component.time_ms >= limit_ms:
+            return None
+        faster[number] = component
+    return faster
 
 
 def _list_moves(
@@ -68,12 +76,12 @@ def _list_moves(
         room = share * (times[slow] - times[fast]) * float(gpus.prod() / gpus.sum())
         leaving = _select_within(here, weights, room)
         if leaving and len(leaving) < len(here):
-            yield {slow: _leave_out(here, leaving), fast: tuple(sorted((*there, *leaving)))}
+            yield {fast: tuple(sorted((*there, *leaving))), slow: _leave_out(here, leaving)}
         heavy, light = select_pair(here, there, weights, room)
         if weights[heavy] > weights[light]:
             yield {
-                slow: tuple(sorted((*_leave_out(here, [heavy]), light))),
                 fast: tuple(sorted((*_leave_out(there, [light]), heavy))),
+                slow: tuple(sorted((*_leave_out(here, [heavy]), light))),
             }
 
 

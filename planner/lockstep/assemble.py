@@ -25,10 +25,33 @@ def assemble_micro_steps(
     forward_fraction: ForwardFraction,
     sync_ms: float | None = None,
 ) -> Plan:
-    """Make the plan of a step in micro-steps.
+    """Make the plan of a step in micro-steps; ``sync_ms``: as in the plan."""
+    pipelines = make_group_pipelines(batch, micro_steps, forward_fraction)
+    predicted = schedule(pipelines).makespan_ms
+    if micro_steps.stages > 1 and not isinstance(forward_fraction, float):
+        # Forward's share of the time differs between modes, and form S may be too short.
+        predicted = max(predicted, simulate_pipelines_ms(pipelines, forward_fraction))
+    predicted = round(predicted, 3)
+    return plan_of(
+        batch,
+        planner,
+        world_size,
+        pipelines,
+        predicted_ms=predicted,
+        bound_ms=min(floor_us(micro_steps.lower_bound_ms), predicted),
+        selection=(),
+        sync_ms=sync_ms,
+        layout_bound_ms=micro_steps.lower_bound_ms,
+    )
+
+
+def make_group_pipelines(
+    batch: Batch, micro_steps: MicroSteps, forward_fraction: ForwardFraction
+) -> list[PlannedPipeline]:
+    """Make a pipeline of each group, micro-step after micro-step.
 
     Groups take consecutive ranks of each stage, the largest first; with stages, micro-steps rise to
-    the longest and fall. ``sync_ms``: as in the plan.
+    the longest and fall.
     """
     times = [micro_step.time_ms for micro_step in micro_steps.micro_steps]
     shares = [
@@ -55,22 +78,7 @@ def assemble_micro_steps(
                 )
             )
             first += scheme.stage_gpus
-    predicted = schedule(pipelines).makespan_ms
-    if micro_steps.stages > 1 and not isinstance(forward_fraction, float):
-        # Forward's share of the time differs between modes, and form S may be too short.
-        predicted = max(predicted, simulate_pipelines_ms(pipelines, forward_fraction))
-    predicted = round(predicted, 3)
-    return plan_of(
-        batch,
-        planner,
-        world_size,
-        pipelines,
-        predicted_ms=predicted,
-        bound_ms=min(floor_us(micro_steps.lower_bound_ms), predicted),
-        selection=(),
-        sync_ms=sync_ms,
-        layout_bound_ms=micro_steps.lower_bound_ms,
-    )
+    return pipelines
 
 
 def _mode_of(batch: Batch, micro_steps: MicroSteps, micro_step: MicroStep) -> str:

@@ -11,6 +11,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, weigh_time
 from seqplan.planner.bounds.gpu_time import single_bound_ms
 from seqplan.planner.bounds.with_sync import Families, FamilyRelaxation, sync_bound_ms
+from seqplan.planner.lockstep.without_waiting import plan_without_waiting
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.exchange import ROUGHLY, exchange_sequences
 from seqplan.planner.placement.fill import Filler, Filling
@@ -97,9 +98,13 @@ class BatchTimes:
         """
         if layout.max_sequence < self.batch.longest:
             return float("inf")
-        below = below_ms - layout.sync_ms
+        below, least = below_ms - layout.sync_ms, float("inf")
         regrouped = find_regrouping(layout.classes, self.batch, self.gpus, below)
-        return float("inf") if regrouped is None else regrouped.objective_ms + layout.sync_ms
+        if regrouped is not None:
+            below = least = min(below, regrouped.objective_ms)
+        models = self._families.models
+        planned = plan_without_waiting(self.batch, layout, models, self.gpus, below)
+        return (least if planned is None else planned[1]) + layout.sync_ms
 
     @cached_property
     def whole_bound_ms(self) -> float:

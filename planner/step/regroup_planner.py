@@ -13,8 +13,7 @@ from seqplan.planner.exact.close_gap import (
     EXACT_GAP,
 )
 from seqplan.planner.exact.regrouping import close_regrouping_gap
-from seqplan.planner.lockstep.assemble import assemble_micro_steps
-from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
+from seqplan.planner.lockstep.without_waiting import plan_without_waiting
 from seqplan.planner.placement.assembly import (
     cut_evenly,
     floor_us,
@@ -35,10 +34,6 @@ from seqplan.planner.sync.times import layouts_of
 from seqplan.plans.plan import Considered, Plan, PlannedPipeline, Provenance
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Strategy
-
-COARSE, MOST_IN_MICRO_STEPS = 0.05, 1_000
-"""Share above the bound from which on micro-steps are tried as well, and of how many sequences at
-most: they take longer to plan."""
 
 REFORMING_GAIN = 0.005
 """Share by which regrouping groups have to be faster: every change of groups costs a little."""
@@ -126,10 +121,10 @@ def with_regrouping(
 ) -> Plan:
     """Return a plan whose groups regroup if it is faster by ``REFORMING_GAIN``, else ``static``.
 
-    With the sync of each of these layouts, and of the static plan. If steps of up to
-    ``MOST_IN_MICRO_STEPS`` sequences stay ``COARSE`` above the bound, micro-steps that do not wait
-    for each other are tried too. Its bound is over all plans of the layout, whatever their groups;
-    ``selection`` keeps the static strategies that were considered.
+    With the sync of each of these layouts, and of the static plan. If the step
+    stays far above the bound, micro-steps that do not wait for each other are tried too. Its bound
+    is over all plans of the layout, whatever their groups; ``selection`` keeps the static
+    strategies that were considered.
     """
     best, gpus = static, static.world_size
     limit_ms = static.predicted_ms / (1 + REFORMING_GAIN) + (static.sync_ms or 0.0)
@@ -146,36 +141,14 @@ def with_regrouping(
         plan = assemble_regrouping(regrouped, static, batch, layout, packing)
         if plan.predicted_ms < below_ms:
             best, limit_ms = plan, plan.predicted_ms + layout.sync_ms
-    if len(batch.lengths) > MOST_IN_MICRO_STEPS:
-        return best
     for layout in sorted(layouts, key=lambda entry: bounds[entry.layout]):
-        if bounds[layout.layout] * (1 + COARSE) >= limit_ms:
-            break
-        in_lockstep = _micro_steps_without_waiting(static, batch, layout, models)
-        if in_lockstep is not None and in_lockstep.predicted_ms < limit_ms - layout.sync_ms:
-            best, limit_ms = in_lockstep, in_lockstep.predicted_ms + layout.sync_ms
+        below_ms = limit_ms - layout.sync_ms
+        planned = plan_without_waiting(batch, layout, models, gpus, below_ms)
+        if planned is not None:
+            plan = _plan_of(static, batch, layout, planned[0])
+            if plan.predicted_ms < below_ms:
+                best, limit_ms = plan, plan.predicted_ms + layout.sync_ms
     return best
-
-
-def _micro_steps_without_waiting(
-    static: Plan, batch: Batch, layout: RegroupLayout, models: Models
-) -> Plan | None:
-    """Plan micro-steps of groups that start when their ranks are free; None if none fits.
-
-    Each group starts when its ranks are free. If sequences are equally long, micro-steps divide
-    ranks among those that are left over.
-    """
-    of_layout = [models[scheme] for scheme in dict.fromkeys(layout.schemes)]
-    micro_steps = plan_micro_steps(batch, of_layout, static.world_size)
-    if micro_steps is None:
-        return None
-    in_lockstep = assemble_micro_steps(
-        batch, micro_steps, static.provenance, static.world_size, forward_fraction=1 / 3
-    )
-    pipelines = [replace(pipeline, micro_step=None) for pipeline in in_lockstep.pipelines]
-    timed = schedule(pipelines)
-    in_order = sorted(range(len(pipelines)), key=lambda place: timed.start_ms[place])
-    return _plan_of(static, batch, layout, [pipelines[place] for place in in_order])
 
 
 def assemble_regrouping(

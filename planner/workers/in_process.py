@@ -76,19 +76,20 @@ class Planner:
         For sequences of up to ``max_len`` tokens.
 
         ``layout``: only this one, such as ``tp4``, for trainers that cannot change it. ``sync``:
-        times to choose strategies with, by default derived for each layout; None leaves it out.
-        ``execution``: by default ``regroup``, under ZeRO-3 ``lockstep``, in which the number of
-        micro-steps is a multiple of ``micro_step_multiple``. ``trainer``: only schemes that it runs
-        (``seqplan.planner.proposal.backends``). ``prove``: whether plans have a close bound;
-        without it they take half the time with a bound that takes microseconds, the method
-        ``prove`` makes it close later, and lockstep plans far from it are not improved. ``exact``:
-        solve steps of few sequences that keep a large gap, which takes seconds for each.
-        ``packing``: see ``PlanningOptions``. ``slowdown``: how many times as long each rank takes
-        as the profile has it; pipelines with a slow rank get less, and groups stay within a step;
-        None for a lost rank, without which groups are formed. ``shapes``: tokens on a rank to which
-        micro-batches are padded (``choose_plan_shapes``); groups stay as well. ``expert_parallel``:
-        over how many ranks experts are split, if the profile has several degrees. ``TypeError`` and
-        ``ValueError`` name the argument; ``Infeasible`` if no scheme fits.
+        times to choose strategies with, by default derived for each layout; None leaves it out, and
+        groups then stay within a step. ``execution``: by default ``regroup``, under ZeRO-3
+        ``lockstep``, in which the number of micro-steps is a multiple of ``micro_step_multiple``.
+        ``trainer``: only schemes that it runs (``seqplan.planner.proposal.backends``). ``prove``:
+        whether plans have a close bound; without it they take half the time with a bound that takes
+        microseconds, the method ``prove`` makes it close later, and lockstep plans far from it are
+        not improved. ``exact``: solve steps of few sequences that keep a large gap, which takes
+        seconds for each. ``packing``: see ``PlanningOptions``. ``slowdown``: how many times as long
+        each rank takes as the profile has it; pipelines with a slow rank get less, and groups stay
+        within a step; None for a lost rank, without which groups are formed. ``shapes``: tokens on
+        a rank to which micro-batches are padded (``choose_plan_shapes``); groups stay as well.
+        ``expert_parallel``: over how many ranks experts are split, if the profile has several
+        degrees. ``TypeError`` and ``ValueError`` name the argument; ``Infeasible`` if no scheme
+        fits.
         """
         profile = read_profile(profile)
         if expert_parallel is not None:

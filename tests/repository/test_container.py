@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -143,6 +144,16 @@ def test_compose_serves_the_same_way() -> None:
     job = build_parser({}).parse_args(services["sidecar"]["command"][1:]).job
     assert f"./examples:{job.parent}" in services["sidecar"]["volumes"]
     assert (ROOT / "examples" / job.name).is_file()
+
+
+def test_links_of_the_example_job_end_in_what_compose_mounts(tmp_path: Path) -> None:
+    text = (ROOT / "compose.yaml").read_text("utf-8")
+    sidecar = pytest.importorskip("yaml").safe_load(text)["services"]["sidecar"]
+    for volume in sidecar["volumes"]:
+        folder, inside, *_ = volume.split(":")
+        shutil.copytree(ROOT / folder, tmp_path / inside.lstrip("/"), symlinks=True)
+    job = read_job_file(tmp_path / "job" / "job.toml")
+    assert len(read_lengths([job.lengths]).values)
 
 
 def test_the_example_job_can_be_planned() -> None:

@@ -271,7 +271,8 @@ def add_sync(parser: argparse.ArgumentParser) -> None:
         default=SyncOption(),
         help="sync of parameters and gradients between equal replicas and between different "
         "layouts, with overlap=SHARE hidden by computation; derived (default): for each layout "
-        "from its bytes and the cluster's links; none: choose by forward and backward alone",
+        "from its bytes and the cluster's links; none: choose by forward and backward alone, with "
+        "groups that stay within the step",
     )
 
 

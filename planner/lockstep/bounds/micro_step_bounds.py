@@ -115,8 +115,21 @@ def _least_areas(
     """List times of the longest micro-step, with the batch's least GPU-time then (ms).
 
     ``overhead``: of a micro-batch, that sequences pay: their tokens' share of it, of the part
-    beyond the least of all classes, or all of it each.
+    beyond the least of all classes, or all of it each. The batch keeps the result, which bounds of
+    every number of micro-steps need.
     """
+    key = _least_areas, tuple(classes), overhead
+    areas = batch.memo.get(key)
+    if not isinstance(areas, tuple):
+        areas = batch.memo[key] = _compute_least_areas(classes, batch, overhead)
+    return areas
+
+
+def _compute_least_areas(
+    classes: Sequence[PipelineClass],
+    batch: Batch,
+    overhead: Literal["beyond", "shared", "each"],
+) -> tuple[Floats, Floats]:
     lengths, counts = batch.distinct, batch.multiplicity
     work = np.stack([pipeline_class.work_ms(lengths) for pipeline_class in classes])
     holds = np.stack(

@@ -109,6 +109,18 @@ def test_saved_bytes_are_reported_with_the_modes_of_the_plan(server: RankServer)
     assert check_command.mode_lines(plain) == []
 
 
+def test_saved_bytes_have_the_key_heads_that_ulysses_copies(server: RankServer) -> None:
+    plan = one_pipeline_plan(Scheme(ulysses=4), [400], packed=False)
+    (pipeline,) = plan.pipelines
+    moded = tuple(replace(batch, recompute="none") for batch in pipeline.micro_batches)
+    plan = replace(plan, pipelines=(replace(pipeline, micro_batches=moded),))
+    sizes = train_check.size_model([plan])
+    assert sizes.kv_heads < 4
+    reported = check_command.document(run_check([plan], server), None)["recomputation"]["none"]
+    expected = reported["expected_bytes_per_token"]
+    assert reported["kept_bytes_per_token"] == pytest.approx(expected, rel=0.05)
+
+
 def test_split_experts_agree_with_one_process(server: RankServer, tmp_path: Path) -> None:
     case = RoutedCase(4, 9, expert_parallel=2, tensor=True, modes=True)
     plans = first_plans(write_file(tmp_path / "plans.jsonl", case.plans()), 4, 2)

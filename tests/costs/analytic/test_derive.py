@@ -12,7 +12,12 @@ from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.gpus.devices import DEVICES
 from seqplan.costs.analytic.gpus.hardware_file import read_hardware
 from seqplan.costs.analytic.gpus.profiled_device import hardware_of
-from seqplan.costs.analytic.memory import peak_bytes, usable_bytes
+from seqplan.costs.analytic.memory import (
+    count_kept_bytes,
+    count_transfer_bytes,
+    peak_bytes,
+    usable_bytes,
+)
 from seqplan.costs.analytic.rederive import rederive_profile
 from seqplan.costs.fit.latency_fit import Errors
 from seqplan.costs.fit.refit import Refitted, write_refit
@@ -105,6 +110,23 @@ def test_buffers_of_transfers_stay_with_their_mode_and_scheme() -> None:
         ProfileError, match=r"modes\.none\.buffer_bytes_per_token: must be a number from 0 to"
     ):
         profile_of(document)
+
+
+def test_copied_key_heads_are_counted() -> None:
+    """Eight ranks that split four key heads hold eight: in a block of tp, or after Ulysses."""
+    few, many = (
+        replace(DEPLOYMENT, sizes=replace(DEPLOYMENT.sizes, kv_heads=heads)) for heads in (4, 8)
+    )
+    kept = [count_kept_bytes(deployment, 8) for deployment in (few, many)]
+    assert kept[0] == kept[1] > count_kept_bytes(few, 4)
+    sizes = few.sizes
+    copies = 2 * 2 * 4 * sizes.head_width
+    for scheme, copied in ((Scheme(ulysses=4), 0), (Scheme(ulysses=8), copies)):
+        assert count_transfer_bytes(few, scheme) == copied * sizes.layers
+        assert count_transfer_bytes(replace(few, recompute="full"), scheme) == copied
+    ring = Scheme(tp=2, ulysses=4, ring=2)
+    received = [count_transfer_bytes(deployment, ring) for deployment in (few, many)]
+    assert received[0] == received[1] + copies * sizes.layers
 
 
 def scale(profile: Profile, factor: float) -> list[Refitted]:

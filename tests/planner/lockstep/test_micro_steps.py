@@ -210,6 +210,8 @@ def test_choices_that_are_not_searched_are_no_better(
         for choice in choices
         if (planned := plan_best_choice(batch, models, [choice], 16, multiple))
     ]
-    assert plan_best_choice(batch, models, choices, 16, multiple) == min(
-        alone, key=lambda planned: planned[1].objective_ms
-    )
+    best = min(alone, key=lambda planned: planned.micro_steps.objective_ms)
+    together = plan_best_choice(batch, models, choices, 16, multiple)
+    assert together is not None
+    assert together.micro_steps == best.micro_steps
+    assert together.near[:1] == best.near

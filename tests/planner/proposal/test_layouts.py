@@ -87,6 +87,23 @@ def test_plans_of_one_layout_are_never_behind_its_best_static_strategy() -> None
                 assert ours <= (time + sync.of_strategy_ms(strategy)) * 1.001
 
 
+def test_the_expected_time_is_of_plans_of_equal_sequences_too() -> None:
+    """Their micro-steps divide ranks among those left over, 4 % faster than groups that stay."""
+    lengths = np.full(300, 10_922)
+    cluster, profile_of_8b = Workload(8, 16_384, 200_000), load_shipped("llama3-8b-h100-80gb")
+    sync = choose_sync(profile_of_8b, cluster.gpus)
+    proposal = make_proposal(profile_of_8b, cluster, lengths, sync=sync)
+    batches = Sampler(lengths, cluster.tokens, cluster.max_len, 1).batches(2)
+    planned = mean(
+        plan.predicted_ms + (plan.sync_ms or 0.0)
+        for plan in map(StepPlanner(proposal).plan, batches)
+    )
+    assert proposal.expected_ms == pytest.approx(planned, rel=0.02)
+    assert proposal.layouts is not None
+    assert proposal.layouts.static_ms is not None
+    assert proposal.layouts.static_ms > 1.03 * planned
+
+
 def test_the_document_states_the_reasons_and_reads_back() -> None:
     document = proposed(choose_sync(profile(), CLUSTER.gpus))
     again = Proposal.from_json(document.to_json(), "file")

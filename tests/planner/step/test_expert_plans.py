@@ -35,6 +35,7 @@ from seqplan.planner.bounds.expert_sharing import expert_bound_ms
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.errors import OptionError
 from seqplan.planner.experts import leveling
+from seqplan.planner.experts.component_planner import ComponentPlanner
 from seqplan.planner.experts.components import plan_components
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
@@ -106,6 +107,15 @@ def test_bound_and_plan_against_every_plan(
     optimum = find_optimum_ms(lengths, 2, models)
     assert expert_bound_ms(models, DEGREE, batch, RANKS) <= optimum + 1e-9
     assert plan_components(batch, models, RANKS, DEGREE) is not None
+
+
+def test_components_that_the_choices_of_the_first_do_not_hold_are_searched_anew() -> None:
+    """One sequence that no group holds without recomputation, after a component that needs none."""
+    batch = Batch.from_lengths([2, 2, CAPACITY + 1])
+    planner = ComponentPlanner(batch, MODED, [DEGREE, DEGREE], DEGREE)
+    components = planner.plan_parts([(0, 1), (2,)])
+    assert components is not None
+    assert components[1].time_ms == pytest.approx(MODED[1].latency.micro_batch_ms([CAPACITY + 1]))
 
 
 def test_blocks_run_whole_micro_steps() -> None:
@@ -315,7 +325,7 @@ def test_a_filter_chooses_the_degree() -> None:
         SchemeFilter.parse(["ep2", "ep8"])
     with pytest.raises(ValueError, match="must have one layout: tp4, tp2"):
         SchemeFilter.parse(["tp4", "tp2"])
-    with pytest.raises(ValueError, match="layout must be tp and pp, as tp4.pp2: 'pp2.r3'"):
+    with pytest.raises(ValueError, match=r"layout must be tp and pp, as tp4\.pp2: 'pp2\.r3'"):
         SchemeFilter.parse(["pp2", "pp2.r3"])
     assert SchemeFilter.parse(["tp4", "ep8", "tp4"]) == SchemeFilter.parse(["tp4", "ep8"])
     with pytest.raises(ValueError, match="has expert_parallel 2, 8"):

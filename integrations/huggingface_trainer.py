@@ -5,7 +5,7 @@
 
 One item of the loader is a rank's whole step; the borders of micro-batches travel inside it, so
 that worker processes need no plan. The loader is not given to accelerate, which would shard it
-again. The epoch follows from the trainer's step, so that a resumed run continues at its step.
+again. The trainer sets the epoch, also if a callback ended the one before early.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class PlannedTrainerMixin:
                 "persistent_workers": args.dataloader_persistent_workers,
                 "multiprocessing_context": args.dataloader_multiprocessing_context,
             }
-        return DataLoader(
+        return _StepLoader(
             _SamplesOfStep(self.train_dataset, planned),
             batch_sampler=_StepsOfRank(self),
             collate_fn=_PackedStep(self.data_collator),
@@ -273,11 +273,25 @@ class PlannedTrainerMixin:
         trainer.log(logs, *args, **kwargs)
 
 
+class _StepLoader(DataLoader[Any]):
+    """A loader of steps by ``_StepsOfRank`` that takes its epoch from the trainer."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch whose steps come next."""
+        sampler: Any = self.batch_sampler
+        sampler.set_epoch(epoch)
+
+
 class _StepsOfRank:
     """A batch sampler: each batch is one rank's step, with fillers if ranks run in lockstep."""
 
     def __init__(self, trainer: PlannedTrainerMixin) -> None:
         self._trainer, self._planned = trainer, trainer._planned
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch; the trainer reaches it through the loader that skips steps, too."""
+        self._epoch = epoch
 
     def __len__(self) -> int:
         return self._planned.steps
@@ -285,8 +299,7 @@ class _StepsOfRank:
     def __iter__(self) -> Iterator[list[Any]]:
         trainer, lockstep = self._trainer, self._trainer._lockstep
         trainer._check_resumed()
-        epoch = trainer.state.global_step // self._planned.steps
-        steps = self._planned.epoch(epoch, trainer.args.world_size, lockstep=lockstep)
+        steps = self._planned.epoch(self._epoch, trainer.args.world_size, lockstep=lockstep)
         for step, planning_ms in _time_steps(steps):
             of_rank = step.micro_batches[trainer.args.process_index]
             local = [micro for micro in of_rank if micro]

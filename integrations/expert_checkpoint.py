@@ -55,9 +55,6 @@ def load_parts(
     ``ValueError`` if a part is missing, or is of another model; ``OSError``.
     """
     paths = _find_parts(folder)
-    for name in ("optimizer.pt", "scheduler.pt") if paths else ():
-        if not (folder / name).is_file():  # the trainer would start without any state
-            raise ValueError(f"{name} is missing. Resume from another checkpoint")
     others: list[Mapping[str, State]] = [
         torch.load(path, map_location="cpu", mmap=True, weights_only=True) for path in paths
     ]

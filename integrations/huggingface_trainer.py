@@ -94,9 +94,9 @@ class PlannedTrainerMixin:
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Train; ``UnplannableError`` for a checkpoint whose writing has not ended."""
+        """Train; ``UnplannableError`` for a checkpoint that lacks a part of the state."""
         if resume_from_checkpoint:
-            cut = find_cut_checkpoint(self.args.output_dir, resume_from_checkpoint)
+            cut = find_cut_checkpoint(self, resume_from_checkpoint)
             if cut is not None:
                 raise UnplannableError(cut)
         trainer: Any = super()

@@ -77,6 +77,9 @@ def list_reasons(trainer: Any, planned: int) -> list[str]:
         "the trainer's tp, cp or sp above 1": (
             max(getattr(trainer, f"get_{kind}_size")() for kind in ("tp", "cp", "sp")) > 1
         ),
+        "neftune_noise_alpha: its noise depends on the tokens of a micro-batch. Leave it out": bool(
+            getattr(args, "neftune_noise_alpha", None)
+        ),
         "output_router_logits: a mean over each micro-batch enters the loss": (
             getattr(trainer.model.config, "output_router_logits", False)
         ),
@@ -92,11 +95,14 @@ def list_reasons(trainer: Any, planned: int) -> list[str]:
     return []
 
 
-def find_cut_checkpoint(output: str, resumed: str | bool) -> str | None:
-    """Describe a checkpoint whose writing has not ended; None for a whole one.
+def find_cut_checkpoint(trainer: Any, resumed: str | bool) -> str | None:
+    """Describe a checkpoint that lacks a part of the training's state; None for a whole one.
 
-    ``resumed``: its folder, or True for the newest in the folder ``output``, as the trainer has it.
+    ``resumed``: its folder, or True for the newest in ``output_dir``, as the trainer has it.
     """
+    output = trainer.args.output_dir
+    # DeepSpeed has the optimizer in files of its engine, and reports missing ones.
+    deepspeed = getattr(trainer, "is_deepspeed_enabled", False)
     if resumed is True:
         inside = (path.name for path in Path(output).glob("*") if path.is_dir())
         named = (re.fullmatch(r"checkpoint-(\d+)", name) for name in inside)
@@ -104,20 +110,35 @@ def find_cut_checkpoint(output: str, resumed: str | bool) -> str | None:
         folders = [Path(output, f"checkpoint-{step}") for step in steps]
     else:
         folders = [Path(str(resumed))]
-    if not folders or not folders[0].is_dir() or _is_whole(folders[0]):
+    if not folders or not folders[0].is_dir():
         return None
-    whole = next(filter(_is_whole, folders), None)
+    lack = _find_lack(folders[0], deepspeed)
+    if lack is None:
+        return None
+    whole = next((folder for folder in folders if _find_lack(folder, deepspeed) is None), None)
     fix = "Train from the start" if whole is None else f"Give resume_from_checkpoint={str(whole)!r}"
-    return f"{folders[0]} was not written to its end: it has no whole {_STATE}. {fix}"
+    return f"{folders[0]} {lack}. {fix}"
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    """Whether a checkpoint has the state that the trainer writes last."""
+def _find_lack(checkpoint: Path, deepspeed: bool) -> str | None:
+    """Describe what a checkpoint lacks; None if it has all."""
     try:
         json.loads((checkpoint / _STATE).read_text("utf-8"))
     except (OSError, ValueError):
-        return False
-    return True
+        return f"was not written to its end: it has no whole {_STATE}"
+    if deepspeed:
+        return None
+    # FSDP writes optimizer.bin, or a folder such as optimizer_0.
+    stored = [checkpoint / name for name in ("optimizer.pt", "optimizer.bin")]
+    has_optimizer = any(path.is_file() for path in stored) or any(
+        path.is_dir() for path in checkpoint.glob("*optimizer*")
+    )
+    has_scheduler = (checkpoint / "scheduler.pt").is_file()
+    lacking = [] if has_optimizer else ["optimizer.pt"]
+    lacking += [] if has_scheduler else ["scheduler.pt"]
+    if not lacking:
+        return None
+    return f"has no {' and no '.join(lacking)}, as with save_only_model: other steps would follow"
 
 
 def _find_other_trainer(trainer: Any) -> str | None:

@@ -4,12 +4,14 @@ import functools
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from test_huggingface_trainer import assert_equal_logs, rejected
 from trainer_ranks import (
+    FSDP,
     SAMPLES,
     arguments,
     model,
@@ -20,6 +22,8 @@ from trainer_ranks import (
     planned_trainer,
     trained,
 )
+
+from seqplan.integrations.trainer_settings import find_cut_checkpoint
 
 pytestmark = needs_trainer
 
@@ -32,6 +36,7 @@ pytestmark = needs_trainer
         ({"optim": "lomo"}, "optim=lomo steps in backward, once a micro-batch. Use another, as"),
         ({"optim": "adalomo"}, "optim=adalomo steps in backward, once a micro-batch. Use another"),
         ({"ignore_data_skip": True}, "ignore_data_skip=True: a resumed epoch would repeat its"),
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha: its noise depends on the tokens of"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -86,6 +91,67 @@ def test_a_checkpoint_whose_writing_was_cut_is_named(tmp_path: Path) -> None:
         trainer.train(resume_from_checkpoint=str(newest))
     trainer.train(resume_from_checkpoint=str(before))
     assert trainer.state.global_step == 2
+
+
+@pytest.mark.parametrize(
+    ("removed", "lacking"),
+    [
+        ([], "no optimizer.pt and no scheduler.pt"),
+        (["optimizer.pt"], "no optimizer.pt"),
+        (["scheduler.pt"], "no scheduler.pt"),
+    ],
+    ids=["save_only_model", "optimizer", "scheduler"],
+)
+def test_a_checkpoint_without_the_optimizer_is_not_resumed(
+    tmp_path: Path, removed: list[str], lacking: str
+) -> None:
+    options: dict[str, Any] = {"train_dataset": SAMPLES, "data_collator": packing()}
+    saved = arguments(
+        str(tmp_path),
+        max_steps=2,
+        save_strategy="steps",
+        save_steps=1,
+        save_only_model=not removed,
+    )
+    trainer = planned_trainer()(model=model(), args=saved, planned=planned(), **options)
+    trainer.train()
+    newest, before = tmp_path / "checkpoint-2", tmp_path / "checkpoint-1"
+    for name in removed:
+        (newest / name).unlink()
+    message = f"{newest} has {lacking}, as with save_only_model: other steps would follow. "
+    fix = f"Give resume_from_checkpoint='{before}'" if removed else "Train from the start"
+    with pytest.raises(ValueError, match=f"^{re.escape(message + fix)}$"):
+        trainer.train(resume_from_checkpoint=True)
+
+
+def test_checkpoints_of_sharded_ranks_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FSDP["fsdp_config"], "state_dict_type", "SHARDED_STATE_DICT")
+    train = functools.partial(trained, sharded=True, folder=str(tmp_path))
+    on_ranks(2, functools.partial(train, max_steps=2, save_strategy="steps", save_steps=2))
+    checkpoint = tmp_path / "checkpoint-2"
+    assert not (checkpoint / "optimizer.pt").exists()
+    assert_equal_logs(on_ranks(2, functools.partial(train, resume=str(checkpoint)))[0])
+
+
+@pytest.mark.parametrize(
+    ("files", "deepspeed", "whole"),
+    [
+        (["optimizer.bin", "scheduler.pt"], False, True),  # FSDP with FULL_STATE_DICT
+        ([], False, False),
+        ([], True, True),
+    ],
+)
+def test_optimizers_in_other_files_are_found(
+    tmp_path: Path, files: list[str], deepspeed: bool, whole: bool
+) -> None:
+    for name in ("trainer_state.json", *files):
+        (tmp_path / name).write_text("{}")
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(output_dir=str(tmp_path)), is_deepspeed_enabled=deepspeed
+    )
+    assert (find_cut_checkpoint(trainer, str(tmp_path)) is None) == whole
 
 
 def load_shards(folder: str) -> Any:

@@ -26,15 +26,18 @@ from torch.utils.data import DataLoader, Dataset
 from seqplan.integrations.balanced_steps import BalancedSteps, RankedStep, list_lengths
 from seqplan.integrations.recomputation_limits import check_switchable
 from seqplan.integrations.trainer_settings import find_cut_checkpoint, is_sharded, list_reasons
-from seqplan.integrations.trainer_trial import LABELS, cut_sample, find_inexact
+from seqplan.integrations.trainer_trial import (
+    IGNORED,
+    LABELS,
+    cut_sample,
+    find_inexact,
+    find_wrong_packing,
+)
 from seqplan.runtime.huggingface.expert_loading import load_pretrained
 from seqplan.runtime.huggingface.experts import find_experts
 from seqplan.runtime.huggingface.recomputation import RecomputationSwitch
 from seqplan.runtime.huggingface.support import causal_lm
 from seqplan.runtime.stopwatch import Stopwatch
-
-IGNORED = -100
-"""A label that no loss counts."""
 
 
 class UnplannableError(ValueError):
@@ -364,11 +367,10 @@ class _PackedStep:
     def __call__(self, steps: Sequence[Any]) -> dict[str, Any]:
         ((parts, are_fillers, modes, figures),) = steps
         packed = [self._collator(part) for part in parts]
-        for micro_batch, filler in zip(packed, are_fillers, strict=True):
-            if micro_batch["input_ids"].shape[0] != 1:
-                raise UnplannableError(
-                    "the collator pads; use DataCollatorWithFlattening or padding_free=True"
-                )
+        for part, micro_batch, filler in zip(parts, packed, are_fillers, strict=True):
+            lengths = [len(sample["input_ids"]) for sample in part]
+            if reason := find_wrong_packing(micro_batch, lengths):
+                raise UnplannableError(reason)
             if filler:
                 for key in LABELS:
                     if key in micro_batch:

@@ -17,11 +17,8 @@ import numpy as np
 import torch
 
 from seqplan.integrations.balanced_steps import BalancedSteps
-from seqplan.integrations.huggingface_trainer import (
-    IGNORED,
-    PlannedTrainerMixin,
-    UnplannableError,
-)
+from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin, UnplannableError
+from seqplan.integrations.trainer_trial import IGNORED
 from seqplan.integrations.versions import import_with
 from seqplan.planner.balance.cost import Cost
 

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 LABELS = ("labels", "shift_labels")
+
+IGNORED = -100
+"""A label that no loss counts."""
+
+COUNTS = 8, 8192
+"""Tokens of the steps in which a loss is tried: powers of two, by which division is exact.
+
+Far apart, so that a part of the loss that is not divided shows, however small it is.
+"""
+
+logger = logging.getLogger(__name__)
 
 SEEN = 1e-3
 """A token's logits may change by this share of the largest where another document changes."""
@@ -24,6 +37,9 @@ def find_inexact(trainer: Any, model: Any) -> str | None:
     first, second = (cut_sample(trainer.train_dataset[place], 16) for place in places)
     ids, other_id = [int(i) for i in first["input_ids"]], int(second["input_ids"][0])
     length = len(ids)
+    packed = trainer.data_collator([first, second])
+    if reason := find_wrong_packing(packed, [length, len(second["input_ids"])]):
+        return reason
     others = [other_id if i != other_id else (i - 1 if i else 1) for i in ids]
     changed = {**first, "input_ids": others}
     logits = []
@@ -36,10 +52,8 @@ def find_inexact(trainer: Any, model: Any) -> str | None:
             logits.append(model(**inputs).logits[0, length:])
         losses = _measure_losses(trainer, model, packed)
     model.train(was_training)
-    if not losses[0] > 1.5 * losses[1]:
-        what = "compute_loss_func" if trainer.compute_loss_func else "the model"
-        what = "compute_loss" if _has_loss(trainer) else what
-        return f"{what} ignores num_items_in_batch: its loss would be a mean of means"
+    if reason := _find_inexact_loss(trainer, losses):
+        return reason
     if (logits[0] - logits[1]).abs().max() > SEEN * logits[0].abs().max():
         config = trainer.model.config
         cached = getattr(config, "use_cache", None)
@@ -57,27 +71,89 @@ def find_inexact(trainer: Any, model: Any) -> str | None:
     return None
 
 
-def _measure_losses(trainer: Any, model: Any, packed: Mapping[str, Any]) -> list[float]:
-    """Return the losses of one sample in steps of 8 and of 16 tokens.
+def find_wrong_packing(packed: Mapping[str, Any], lengths: Sequence[int]) -> str | None:
+    """Return why a packed micro-batch is not of documents of these lengths; None if it is."""
+    rows, tokens = packed["input_ids"].shape
+    if rows != 1:
+        return "the collator pads; use DataCollatorWithFlattening or padding_free=True"
+    *borders, total = accumulate(lengths)
+    key = "shift_labels" if "shift_labels" in packed else "labels"
+    labels = packed[key][0] if key in packed else packed["input_ids"].new_tensor([])
+    if tokens < total or (labels[total:] != IGNORED).any():
+        return (
+            f"the collator packs {tokens} tokens of samples with {total}. Use "
+            "DataCollatorWithFlattening or padding_free=True"
+        )
+    # The label by which the last token of a document would predict the next document.
+    for place in borders if len(labels) else ():
+        label = int(labels[place - 1 if key == "shift_labels" else place])
+        if label != IGNORED:
+            return (
+                f"the collator labels a document's first token after another: {label}. Pack with "
+                f"separator_id={IGNORED}"
+            )
+    return None
 
-    The second is half of the first if the loss is a sum that is divided by the step's tokens.
+
+def _find_inexact_loss(trainer: Any, losses: Sequence[torch.Tensor]) -> str | None:
+    """Return why the losses at ``COUNTS`` tokens are not sums divided by these; None if so.
+
+    A factor of the ranks that is missing is rejected if the loss is known, or a warning.
     """
-    labels, count = packed["input_ids"].clone(), packed["input_ids"].new_tensor
+    part = "compute_loss_func" if trainer.compute_loss_func else "the model"
+    part = "compute_loss" if _has_loss(trainer) else part
+    factor = COUNTS[1] / COUNTS[0]
+    few, many, *known = map(float, losses)
+    tolerance = max(1e-3, 2 * torch.finfo(losses[0].dtype).eps) * abs(few)
+    if abs(few - many) <= tolerance:
+        return f"{part} ignores num_items_in_batch: its loss would be a mean of means"
+    if not abs(few - factor * many) <= tolerance:
+        rest = (factor * many - few) / (factor - 1)
+        return (
+            f"{part}: {rest:.3g} of its loss of {few:.3g} is not divided by num_items_in_batch. "
+            "Divide every term by it, as sums over tokens"
+        )
+    ranks = trainer.accelerator.num_processes
+    if not known or ranks == 1 or abs(few - ranks * known[0]) <= tolerance:
+        return None
+    if abs(few - known[0]) <= tolerance:
+        return (
+            f"compute_loss lacks the factor of the {ranks} ranks, over which gradients are means. "
+            "Multiply its loss by accelerator.num_processes"
+        )
+    if trainer.accelerator.is_main_process:
+        logger.warning(
+            "compute_loss needs the factor of the %d ranks, which cannot be checked for its loss. "
+            "Multiply it by accelerator.num_processes, as the trainer's compute_loss does",
+            ranks,
+        )
+    return None
+
+
+def _measure_losses(trainer: Any, model: Any, packed: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the losses of one sample in steps of ``COUNTS`` tokens.
+
+    If ``compute_loss`` is overridden, a third one is the first without the override, or NaN.
+    """
+    labels = packed["input_ids"].clone()
     function, inputs = trainer.compute_loss_func, {**packed, "labels": labels}
+    counts = [labels.new_tensor(count) for count in COUNTS]
+    losses = []
     if _has_loss(trainer):
         compute, metrics = trainer.compute_loss, copy.deepcopy(getattr(trainer, "_metrics", None))
         trainer.log = lambda *_, **__: None  # the trial leaves no mark in the user's metrics
         try:
-            counts = [count(n) for n in (8, 16)]
-            return [float(compute(model, dict(inputs), num_items_in_batch=n)) for n in counts]
+            losses = [compute(model, dict(inputs), num_items_in_batch=n) for n in counts]
         finally:
             del trainer.log
             if metrics is not None:
                 trainer._metrics = metrics
-    if function is None:
-        return [float(model(**inputs, num_items_in_batch=count(n)).loss) for n in (8, 16)]
-    outputs = model(**{key: value for key, value in packed.items() if key not in LABELS})
-    return [float(function(outputs, labels, num_items_in_batch=count(n))) for n in (8, 16)]
+        counts = counts[:1]
+    if function is not None:
+        outputs = model(**{key: value for key, value in packed.items() if key not in LABELS})
+        return losses + [function(outputs, labels, num_items_in_batch=n) for n in counts]
+    given = [getattr(model(**inputs, num_items_in_batch=n), "loss", None) for n in counts]
+    return losses + [torch.tensor(torch.nan) if loss is None else loss for loss in given]
 
 
 def _has_loss(trainer: Any) -> bool:

@@ -286,7 +286,7 @@ def mean_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None
 def seeing(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     """Packs without positions: documents see those before them."""
     ids = [token for sample in samples for token in sample["input_ids"]]
-    labels = [label for sample in samples for label in sample["labels"]]
+    labels = [label for sample in samples for label in [NO_LABEL, *sample["labels"][1:]]]
     return {"input_ids": torch.tensor([ids]), "labels": torch.tensor([labels])}
 
 

@@ -21,7 +21,8 @@ from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
 from seqplan.integrations.expert_trainer import PlannedExpertTrainerMixin
-from seqplan.integrations.huggingface_trainer import IGNORED, PlannedTrainerMixin
+from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin
+from seqplan.integrations.trainer_trial import IGNORED
 
 
 class PlannedSFTTrainer(PlannedTrainerMixin, SFTTrainer):

@@ -138,7 +138,7 @@ def _find_lack(checkpoint: Path, deepspeed: bool) -> str | None:
     lacking += [] if has_scheduler else ["scheduler.pt"]
     if not lacking:
         return None
-    return f"has no {' and no '.join(lacking)}, as with save_only_model: other steps would follow"
+    return f"has no {' and no '.join(lacking)}, as with save_only_model: the optimizer would be new"
 
 
 def _find_other_trainer(trainer: Any) -> str | None:

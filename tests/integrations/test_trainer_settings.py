@@ -118,7 +118,7 @@ def test_a_checkpoint_without_the_optimizer_is_not_resumed(
     newest, before = tmp_path / "checkpoint-2", tmp_path / "checkpoint-1"
     for name in removed:
         (newest / name).unlink()
-    message = f"{newest} has {lacking}, as with save_only_model: other steps would follow. "
+    message = f"{newest} has {lacking}, as with save_only_model: the optimizer would be new. "
     fix = f"Give resume_from_checkpoint='{before}'" if removed else "Train from the start"
     with pytest.raises(ValueError, match=f"^{re.escape(message + fix)}$"):
         trainer.train(resume_from_checkpoint=True)

@@ -356,9 +356,10 @@ def count_transfer_bytes(deployment: Deployment, scheme: Scheme) -> float:
 
 
 def count_copied_bytes(sizes: ModelSizes, scheme: Scheme) -> int:
-    """Count a layer's bytes of keys and values that Ulysses copies to have a head a rank.
+    """Count a layer's bytes of keys and values that Ulysses copies.
 
-    Per token, in bf16, before division over tp·sp; those that tp copies are not among them.
+    So that each rank has a head: per token, in bf16, before division over tp·sp. Those that tp
+    copies are not among them.
     """
     copied = sizes.find_kv_width(scheme.tp * scheme.ulysses) - sizes.find_kv_width(scheme.tp)
     return 2 * 2 * copied

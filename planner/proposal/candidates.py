@@ -146,7 +146,8 @@ def propose(
             strategies += _of_layouts(may_regroup, strategies, models, gpus, max_len)
     _try_all(strategies, judged, report)
     strategies += find_neighbors(strategies, judged, gpus)
-    return conclude(
+    report("comparing layouts", 0, 1)
+    pool = conclude(
         strategies,
         judged,
         models,
@@ -157,6 +158,8 @@ def propose(
         may_regroup=may_regroup,
         searched=searched,
     )
+    report("comparing layouts", 1, 1)
+    return pool
 
 
 def evaluate_strategies(

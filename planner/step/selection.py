@@ -51,7 +51,8 @@ def select(
     3. With ``tailor``, strategies made for the batch are tried: one of each layout of the
        candidates (``Constructive``), then the homogeneous ones; the best is changed while that
        shortens the step (``Search.improve``).
-    4. Strategies with stages are tried again with the sizes of ramps (``_choose_sizes``).
+    4. Strategies with stages are tried again with the sizes of ramps (``_choose_sizes``), and
+       those without stages once more if the best has stages: it was chosen by an estimate.
     5. The best placement is polished and gets a close bound (``polish``). Without ``prove`` it has
        the cheap one, and no linear program is solved.
 
@@ -76,6 +77,8 @@ def select(
         raise Infeasible(_too_long(batch, candidates, models, tailor=tailor))
     search.times[best.strategy] = best.objective_ms
     best = _choose_sizes(search, best, holding, bounded)
+    if best.fleet.has_stages:
+        best = _try_without_stages(search, best, holding, bounded)
     if best.fleet.has_stages:
         proven = bound_placement_ms(batch, best, prove=prove)
     else:
@@ -162,6 +165,25 @@ def _choose_sizes(
     ramped = _construct_strategies(search, known, of_stages, ramped=True) or known
     extra_ms = search.sync.extra_ms(ramped.strategy, best.strategy)
     return choose_sizes(batch, best, None if ramped is best else ramped, extra_ms)
+
+
+def _try_without_stages(
+    search: Search,
+    best: Placement,
+    strategies: Sequence[Strategy],
+    layouts: Sequence[_BoundedLayout],
+) -> Placement:
+    """Return the best placement without stages if it beats one with stages, after its exchanges.
+
+    Strategies with stages are chosen by estimates, which it may exceed. On some strategies, the
+    homogeneous ones and those constructed of ``layouts``.
+    """
+    flat = [entry for entry in layouts if entry[2].layout[1] == 1]
+    schemes = [scheme for _, _, layout in flat for scheme in layout.models]
+    homogeneous = [Strategy.from_counts({s: search.gpus // s.gpus}) for s in schemes]
+    without = [s for s in strategies if all(scheme.pp == 1 for scheme, _ in s.counts)]
+    chosen = search.choose(best, [*without, *homogeneous]) or best
+    return _construct_strategies(search, chosen, flat) or chosen
 
 
 def _bound_layouts(search: Search, layouts: Sequence[LayoutSchemes]) -> list[_BoundedLayout]:

@@ -110,6 +110,18 @@ def test_no_step_is_slower_than_the_best_strategy_of_one_scheme(*, with_candidat
                 assert reached <= static_ms * 1.001
 
 
+@pytest.mark.parametrize("lengths", [[123_117, 122_364, 122_737, 121_219], [120_000] * 4])
+def test_stages_chosen_by_an_estimate_give_way_to_groups_without(lengths: list[int]) -> None:
+    """Two stages take 5 % longer than their estimate, and 2 to 5 % longer than two rings."""
+    models = {m.scheme: m for m in load_shipped("llama3-70b-h100-80gb").usable(64, 131_072)}
+    batch = Batch.from_lengths(lengths)
+    stages, rings = (Strategy.parse(text) for text in ("1×tp8.pp2.r4", "2×tp8.r4"))
+    selected = select(batch, [], models, 64)
+    assert selected.placement.strategy == rings
+    staged = select(batch, [stages], models, 64, tailor=False)
+    assert selected.placement.objective_ms < 0.97 * staged.placement.objective_ms
+
+
 def test_bounds_of_strategies_are_those_of_their_pipelines() -> None:
     batch = batch_of(1)
     bounds = StrategyBounds(batch, LLAMA_32B)

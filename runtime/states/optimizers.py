@@ -12,20 +12,35 @@ from seqplan.runtime.states.unit_states import UnitStates
 
 NEED_WHOLE_PARAMETERS = frozenset(
     {
-        "Adafactor",
+        "APOLLO",
+        "APOLLOAdamW",
+        "APOLLO_Adam",
         "AdaMuon",
+        "Adafactor",
+        "AdamMini",
+        "Adam_mini",
         "CAME",
         "Dion",
         "DistributedShampoo",
+        "FusedLAMB",
+        "FusedLamb",
+        "GaLore",
+        "GaLoreAdafactor",
         "GaLoreAdamW",
+        "GaLoreAdamW8bit",
         "Kron",
         "LAMB",
+        "LAMB32bit",
+        "LAMB8bit",
         "LARS",
+        "LARS32bit",
+        "LARS8bit",
         "Lamb",
         "Lars",
         "Muon",
         "MuonWithAuxAdam",
         "NorMuon",
+        "SM3",
         "Scion",
         "Shampoo",
         "SingleDeviceMuon",
@@ -34,6 +49,18 @@ NEED_WHOLE_PARAMETERS = frozenset(
     }
 )
 """Classes of optimizers that look at a whole parameter: its matrix, its rows, its norm."""
+
+NEED_ALL_PARAMETERS = frozenset(
+    {
+        "DAdaptAdaGrad",
+        "DAdaptAdam",
+        "DAdaptAdan",
+        "DAdaptLion",
+        "DAdaptSGD",
+        "Prodigy",
+    }
+)
+"""Classes of optimizers that estimate a rate from norms over all parameters."""
 
 
 class JoinedOptimizer(torch.optim.Optimizer):
@@ -87,13 +114,17 @@ def name_optimizer(optimizer: torch.optim.Optimizer) -> str:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, states: UnitStates) -> None:
-    """Raise ``ValueError`` if an optimizer needs whole parameters and sharding is ``flat``."""
-    if states.whole_owners:
-        return
+    """Raise ``ValueError`` if an optimizer needs more of the parameters than a rank owns."""
+    alone = all(unit.layout.ranks * unit.parts == 1 for unit in states.units)
     parts = optimizer.optimizers if isinstance(optimizer, JoinedOptimizer) else [optimizer]
     for part in parts:
         names = {kind.__name__ for kind in type(part).__mro__}
-        if names & NEED_WHOLE_PARAMETERS:
+        if names & NEED_ALL_PARAMETERS and not alone:
+            raise ValueError(
+                f"{type(part).__name__} needs norms over all parameters, and a rank owns some. "
+                "Use an optimizer with a given learning rate, such as AdamW"
+            )
+        if names & NEED_WHOLE_PARAMETERS and not states.whole_owners:
             raise ValueError(
                 f"{type(part).__name__} needs whole parameters: sharding must be 'by_parameter', "
                 "not 'flat'"

@@ -20,6 +20,7 @@ from staged_runs import (
 )
 from torch import Tensor, nn
 
+from seqplan.plans.views.optimizer_sharding import Sharding
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.micro_batch import MicroBatchWork
@@ -143,6 +144,23 @@ def muon_on_slices(rank: int, world_size: int) -> None:
 def test_muon_on_slices_is_rejected_before_the_step() -> None:
     for text in run_ranks_expecting_failure(muon_on_slices, 2):
         assert text.startswith("ValueError: Muon needs whole parameters: sharding must be")
+
+
+class Prodigy(torch.optim.AdamW):
+    """By its name known to need norms over all parameters."""
+
+
+def estimate_a_rate(rank: int, world_size: int, sharding: Sharding) -> None:
+    case = SequenceParallelCase(world_size, 1, config=SMALL)
+    states = ShardedStates(case.model(0), Communicators.create().states, sharding=sharding)
+    check_optimizer(Prodigy([value for _, value in states.master_parameters()]), states)
+
+
+@pytest.mark.parametrize("sharding", ["flat", "by_parameter"])
+def test_norms_over_all_parameters_are_rejected_on_several_ranks(sharding: Sharding) -> None:
+    for text in run_ranks_expecting_failure(estimate_a_rate, 2, sharding):
+        assert text.startswith("ValueError: Prodigy needs norms over all parameters, and a rank")
+    run_ranks(estimate_a_rate, 1, sharding)
 
 
 def test_joined_optimizers_are_one_to_schedulers_and_checkpoints() -> None:

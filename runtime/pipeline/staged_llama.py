@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from seqplan.plans.views.optimizer_sharding import Sharding
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.checkpoint.weights import load_weights
-from seqplan.runtime.communicators import Communicators, gather_objects
+from seqplan.runtime.communicators import Communicators, gather_objects, raise_on_all_ranks
 from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.experts.blocks import ExpertBlocks
@@ -32,7 +33,8 @@ class StagedLlama:
 
     The values of the first rank's model are taken, and the model is not used again: the others may
     be on the meta device, if ``device`` is given, and the first anywhere.
-    All ranks make it together.
+    All ranks make it together. ``ValueError``, on all of them, for frozen parameters and for
+    several dtypes.
 
     ``tensor_degrees``: the tp degrees that strategies will have, as far as this rank knows them
     (``FileSource.tensor_degrees``). Of those that any rank knows, the groups of all aligned blocks
@@ -69,11 +71,12 @@ class StagedLlama:
         expert_row_limit: int | None = None,
     ) -> None:
         self.config = model.config
+        values = dict(model.named_parameters())
+        raise_on_all_ranks(_find_unsupported(values), groups.control, "comparing parameters")
         blocks = ExpertBlocks.create(expert_parallel, groups, expert_row_limit)
         check_experts(model.config, blocks)
         held = model.config.experts // expert_parallel
         experts = list_expert_units(model.config, held, model.config.expert_ffn)
-        values = dict(model.named_parameters())
         chosen = None if kernel is None else find_kernel(kernel)
         if chosen is not None:
             where = device or model.head.weight.device
@@ -138,3 +141,20 @@ def join_degrees(degrees: Iterable[int], group: dist.ProcessGroup) -> set[int]:
     """Join the degrees of all ranks of ``group``, so that all make the same groups."""
     doing = "agreeing on the degrees of tensor parallelism"
     return set().union(*gather_objects(set(degrees), group, doing))
+
+
+def _find_unsupported(values: Mapping[str, Tensor]) -> str | None:
+    """Return the error message for a frozen parameter or several dtypes."""
+    first, like = next(iter(values.items()))
+    for name, value in values.items():
+        if not value.requires_grad:
+            return (
+                f"{name}: requires_grad=False, and StagedLlama trains all parameters. "
+                "Set requires_grad=True, or train with ShardedStates"
+            )
+        if value.dtype != like.dtype:
+            return (
+                f"{name}: {value.dtype}, and {first} has {like.dtype}. "
+                "Convert the model to one dtype, or train with ShardedStates"
+            )
+    return None

@@ -1,15 +1,19 @@
-"""Plans that a model cannot run: one line, on every rank, before the step."""
+"""Plans that a model cannot run, and models that stages cannot: one line, on every rank."""
 
 from dataclasses import replace
 
 import pytest
+import torch
 from random_plans import one_pipeline_plan
+from ranks import run_ranks_expecting_failure
 
 from seqplan import Scheme, rank_view
 from seqplan.plans.plan import PlannedPipeline
+from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.errors import PlanError
-from seqplan.runtime.models.llama import ModelConfig
+from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.prepare import check_runnable
+from seqplan.runtime.pipeline.staged_llama import StagedLlama
 
 CONFIG = ModelConfig(hidden=48, layers=3, heads=6, kv_heads=2, ffn=5, vocab=60)
 
@@ -49,3 +53,27 @@ def test_a_rank_that_would_hold_two_parts_of_the_model() -> None:
     view = rank_view(replace(plan, pipelines=(*plan.pipelines, other)), 1)
     with pytest.raises(PlanError, match=r"step 0: rank 0: pipeline 1 needs .*; a rank holds one"):
         check_runnable(view, CONFIG)
+
+
+def stage_model(rank: int, world_size: int, kind: str) -> None:
+    model = Llama(CONFIG).to(torch.bfloat16)
+    if kind == "frozen":
+        model.layers[0].requires_grad_(rank == 0)  # type: ignore[index]
+    else:
+        model.norm.float()
+    StagedLlama(model, Communicators.create(), device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("frozen", "requires_grad=False, and StagedLlama trains all parameters. Set requires_gr"),
+        ("mixed", "torch.float32, and embedding.weight has torch.bfloat16. Convert the model to"),
+    ],
+)
+def test_frozen_parameters_and_several_dtypes_are_rejected_by_name(kind: str, message: str) -> None:
+    errors = run_ranks_expecting_failure(stage_model, 2, kind)
+    assert len(set(errors)) == 1
+    name, _, rest = errors[0].removeprefix("ValueError: ").partition(": ")
+    assert rest.startswith(message)
+    assert name.startswith("layers.0." if kind == "frozen" else "norm.")

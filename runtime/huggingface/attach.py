@@ -61,17 +61,17 @@ def attach(
     what this rank owns of the trained parameters, as torch's optimizers take them: slices of one
     axis, for an element-wise optimizer, or, if ``sharding`` is ``by_parameter``, whole ones, for
     those that need them; a rank may have none. ``scheduler`` gets the optimizer and steps after
-    each step. ``loss_of`` gets logits and the micro-batch, or parts of ``loss_rows`` tokens of
-    both, and gives a sum over tokens. ``autocast``: dtype in which the model computes.
-    ``callbacks`` are called after each step. ``resident_bytes``: what plans assume in addition to
-    activations (``Planner.resident_bytes``); a model that takes far more is rejected. ``reduce``:
-    after what gradients are summed at their owners (``ShardedStates``). ``device``: this rank's, if
-    its model is on the meta device and takes the first rank's values. ``kernel``: attention's, by
-    name, which supports all layers, or the first that supports a layer if None.
-    ``expert_parallel``: how many consecutive ranks hold all experts together, the degree of all
-    plans; of a model of ``load_pretrained`` no rank ever has all experts. ``expert_row_limit``: of
-    rows that a rank receives for its experts in a layer; a step with more raises ``PlanError`` on
-    the ranks of its block. ``groups``: made
+    each step, without a metric. ``loss_of`` gets logits and the micro-batch, or parts of
+    ``loss_rows`` tokens of both, and gives a sum over tokens. ``autocast``: dtype in which the
+    model computes. ``callbacks`` are called after each step. ``resident_bytes``: what plans assume
+    in addition to activations (``Planner.resident_bytes``); a model that takes far more is
+    rejected. ``reduce``: after what gradients are summed at their owners (``ShardedStates``).
+    ``device``: this rank's, if its model is on the meta device and takes the first rank's values.
+    ``kernel``: attention's, by name, which supports all layers, or the first that supports a layer
+    if None. ``expert_parallel``: how many consecutive ranks hold all experts together, the degree
+    of all plans; of a model of ``load_pretrained`` no rank ever has all experts.
+    ``expert_row_limit``: of rows that a rank receives for its experts in a layer; a step with more
+    raises ``PlanError`` on the ranks of its block. ``groups``: made
     here if None, after the default process group if there is none either: of torchrun's ranks,
     or of this process alone.
 
@@ -79,7 +79,7 @@ def attach(
     whose attention ``kernel`` does not support, or whose experts are not in transformers' registry
     or do not divide; ``ValueError`` if frozen values differ between
     ranks, more is held than that, ``kernel`` is unknown, or the optimizer needs whole parameters
-    and ``sharding`` is ``flat``.
+    and ``sharding`` is ``flat``, or ``scheduler`` a metric.
     """
     _check_arguments(data, autocast, callbacks, optimizer, loss_of, scheduler)
     _check_numbers(
@@ -111,6 +111,8 @@ def attach(
         if resident_bytes is not None:
             count_rank_bytes(model, states).check_limit(resident_bytes, groups.control)
         stepping = _optimizer_of(masters, optimizer, states, groups)
+        scheduling = None if scheduler is None else scheduler(stepping)
+        _check_scheduler(scheduling)
     except ValueError:  # on all ranks: the model can be attached again, unless experts are split
         states.close()
         if experts is None:
@@ -126,7 +128,7 @@ def attach(
             attached=attached,
             states=states,
             optimizer=stepping,
-            scheduler=None if scheduler is None else scheduler(stepping),
+            scheduler=scheduling,
             loss_of=loss,
             routed=routed,
             loss_rows=loss_rows,
@@ -231,3 +233,13 @@ def _check_steps(stepping: torch.optim.Optimizer, masters: list[tuple[str, nn.Pa
             "the optimizer has none of the job's parameters. Make it of those that the function "
             "receives, not of the model's"
         )
+
+
+def _check_scheduler(scheduler: object) -> None:
+    """Raise ``ValueError`` for a scheduler whose steps need a metric."""
+    for part in (scheduler, *getattr(scheduler, "_schedulers", ())):
+        if isinstance(part, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ValueError(
+                f"scheduler: {_kind(part)}, whose step needs a metric. "
+                "Make it of job.optimizer, and step it in the loop"
+            )

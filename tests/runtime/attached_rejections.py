@@ -118,6 +118,7 @@ def rejections(groups: runtime.Communicators) -> dict[str, str]:
         ("nothing", lambda _: None),
     ):
         rejected(case, model("llama"), optimizer=made)
+    rejected("plateau", model("llama"), scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau)
     nothing = groups.control.rank() == 1  # as where a rank owns no parameter
     try:
         huggingface.attach(

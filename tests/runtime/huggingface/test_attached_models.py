@@ -156,6 +156,7 @@ def test_wrong_arguments_are_rejected_first(options: dict[str, Any], message: st
         ("kernel", "kernel 'cudnn' does not support the model's attention: the device is cpu"),
         ("muon", "Muon needs whole parameters: sharding must be 'by_parameter', not 'flat'"),
         ("of others", "the optimizer has none of the job's parameters. Make it of those"),
+        ("plateau", "scheduler: ReduceLROnPlateau, whose step needs a metric. Make it of job.opt"),
         ("nothing", "optimizer must return a torch.optim.Optimizer, not NoneType"),
     ],
 )

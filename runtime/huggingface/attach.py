@@ -111,8 +111,7 @@ def attach(
         if resident_bytes is not None:
             count_rank_bytes(model, states).check_limit(resident_bytes, groups.control)
         stepping = _optimizer_of(masters, optimizer, states, groups)
-        scheduling = None if scheduler is None else scheduler(stepping)
-        _check_scheduler(scheduling)
+        scheduling = None if scheduler is None else _scheduler_of(stepping, scheduler, groups)
     except ValueError:  # on all ranks: the model can be attached again, unless experts are split
         states.close()
         if experts is None:
@@ -235,9 +234,25 @@ def _check_steps(stepping: torch.optim.Optimizer, masters: list[tuple[str, nn.Pa
         )
 
 
-def _check_scheduler(scheduler: object) -> None:
+def _scheduler_of(
+    stepping: torch.optim.Optimizer,
+    scheduler: Callable[[torch.optim.Optimizer], Any],
+    groups: Communicators,
+) -> Any:
+    """Make the scheduler on every rank, or on none: ranks may differ in groups."""
+    scheduling, error_message = None, None
+    try:
+        scheduling = scheduler(stepping)
+        _check_scheduler(scheduling)
+    except ValueError as error:
+        error_message = str(error)
+    raise_on_all_ranks(error_message, groups.control, "making the schedulers")
+    return scheduling
+
+
+def _check_scheduler(scheduling: object) -> None:
     """Raise ``ValueError`` for a scheduler whose steps need a metric."""
-    for part in (scheduler, *getattr(scheduler, "_schedulers", ())):
+    for part in (scheduling, *getattr(scheduling, "_schedulers", ())):
         if isinstance(part, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise ValueError(
                 f"scheduler: {_kind(part)}, whose step needs a metric. "

@@ -227,6 +227,11 @@ def _restore_one(
     return cursor
 
 
+def count_extra(folder: str | os.PathLike[str], next_step: int) -> int:
+    """Count the ranks that stored ``extra`` in a checkpoint."""
+    return len(list((Path(folder) / f"step-{next_step:08d}").glob("extra-*.pt")))
+
+
 def _check_arguments(cursor: Cursor, keep: int) -> None:
     for name, value, least in (("keep", keep, 1), ("next_step", cursor.next_step, 0)):
         if value < least:

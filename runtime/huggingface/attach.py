@@ -127,6 +127,7 @@ def attach(
             attached=attached,
             states=states,
             optimizer=stepping,
+            named=masters,
             scheduler=scheduling,
             loss_of=loss,
             routed=routed,

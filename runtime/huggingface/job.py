@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from seqplan.plans.views.rank_view import RankView
-from seqplan.runtime.checkpoint.save_restore import Cursor, restore, save
+from seqplan.runtime.checkpoint.save_restore import Cursor, count_extra, restore, save
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.prepared_step import PreparedStep
@@ -24,6 +24,7 @@ from seqplan.runtime.huggingface.attached import AttachedModel, copy_state
 from seqplan.runtime.huggingface.attention import IMPLEMENTATION
 from seqplan.runtime.huggingface.expert_saving import save_split_model
 from seqplan.runtime.huggingface.experts import AttachedExperts
+from seqplan.runtime.huggingface.parameter_groups import Named
 from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.losses.router_loss import RoutedLoss
 from seqplan.runtime.losses.token_losses import LossOf, log_probabilities
@@ -64,6 +65,7 @@ class StepReport:
 class JobParts:
     """What a job is made of; ``attach.attach`` makes them for a model.
 
+    ``named``: the optimizer's parameters with names;
     ``loss_of``: of hidden states, ``loss_rows`` tokens at a time; ``routed``: the same with the
     routers' loss, if there is one; ``prepare``: prepares a view's step; ``experts``: those that are
     split over ranks; ``close_groups``: destroys the process groups that were made for the job.
@@ -73,6 +75,7 @@ class JobParts:
     attached: AttachedModel
     states: ShardedStates
     optimizer: torch.optim.Optimizer
+    named: Named
     scheduler: Any
     loss_of: LossOf
     routed: RoutedLoss | None
@@ -263,7 +266,14 @@ class Job:
         ``user``: anything else, of tensors, numbers, texts, lists and mappings. All ranks call it,
         with the same ``user``.
         """
-        extra = progress(self.rank, self.states.device, self.optimizer, self.scheduler, user)
+        extra = progress(
+            self.states.device,
+            self.optimizer,
+            self.scheduler,
+            user,
+            self._parts.named,
+            self.groups.control,
+        )
         cursor = Cursor(self.next_step, self._digest)
         return save(folder, cursor, self.states, self.optimizer, self.groups.control, extra=extra)
 
@@ -271,7 +281,8 @@ class Job:
         """Go on from the newest whole checkpoint in ``folder``; return its ``user`` state.
 
         None if there is no checkpoint, or it has none. All ranks call it, before ``steps``. With
-        another number of ranks, new ones keep the random numbers that they have.
+        another number of ranks, new ones keep the random numbers that they have. ``ValueError`` on
+        every rank if the optimizer has a group of parameters that had no options, or several.
         """
         cursor = restore(folder, self.states, self.optimizer, self.groups.control)
         if cursor is None:
@@ -280,7 +291,13 @@ class Job:
         if cursor.extra is None:
             return None
         return restore_progress(
-            cursor.extra, self.rank, self.states.device, self.optimizer, self.scheduler
+            cursor.extra,
+            self.states.device,
+            self.optimizer,
+            self.scheduler,
+            self._parts.named,
+            self.groups.control,
+            saved_by=count_extra(folder, cursor.next_step),
         )
 
     def close(self) -> None:

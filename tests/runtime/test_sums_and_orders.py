@@ -11,7 +11,6 @@ from staged_runs import CONFIG, GATES, Case, Outcome, differences, sequence_para
 
 from seqplan import Plan, Scheme
 from seqplan.runtime.communicators import Communicators
-from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.losses.token_losses import token_loss
 from seqplan.runtime.models.llama import Llama
 from seqplan.runtime.states.sharded_states import ShardedStates
@@ -180,33 +179,3 @@ def test_each_label_counts_by_its_weight() -> None:
     rows = [row for row in range(5) if labels[row] >= 0]
     expected = -sum(weights[row] * logits[row].log_softmax(0)[labels[row]] for row in rows)
     assert float(token_loss(logits, labels, weights)) == pytest.approx(float(expected), rel=1e-12)
-
-
-def make_optimizer() -> tuple[torch.nn.Parameter, torch.optim.Optimizer, Any]:
-    parameter = torch.nn.Parameter(torch.ones(4))
-    optimizer = torch.optim.SGD([{"params": [parameter], "weight_decay": 0.1}], lr=1.0)
-    return parameter, optimizer, torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=9)
-
-
-def test_learning_rates_resume() -> None:
-    """Rates of a multiplicative schedule, and a weight decay that was changed."""
-    parameter, optimizer, scheduler = make_optimizer()
-    for _ in range(4):
-        parameter.grad = torch.ones(4)
-        optimizer.step()
-        scheduler.step()
-    optimizer.param_groups[0]["weight_decay"] = 0.3
-    stored = progress(0, torch.device("cpu"), optimizer, scheduler, None)
-    other, again, resumed = make_optimizer()
-    other.data.copy_(parameter.data)
-    restore_progress(stored, 0, torch.device("cpu"), again, resumed)
-    for _ in range(3):
-        for value, optimizer_, schedule in (
-            (parameter, optimizer, scheduler),
-            (other, again, resumed),
-        ):
-            value.grad = torch.ones(4)
-            optimizer_.step()
-            schedule.step()
-        assert torch.equal(parameter, other)
-        assert again.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]

@@ -42,7 +42,7 @@ def record_groups(
     """Join the groups of all ranks; collective over ``group``, a CPU group.
 
     ``schedule``: state of the scheduler. ``groups``: distinct options and scheduler's values, with
-    the names of their parameters; ``own``: those of this rank's groups; ``names``: their
+    the names of their parameters; ``of_rank``: places of this rank's groups; ``names``: their
     parameters. ``ValueError`` on every rank for options that a checkpoint cannot restore.
     """
     names, mine, error_message = name_groups(optimizer, named), [], None
@@ -67,7 +67,7 @@ def record_groups(
     return {
         "ranks": len(everyone),
         "groups": [{**record, "names": sorted(known)} for record, known in joined.values()],
-        "own": [places[_identify(record)] for record in mine],
+        "of_rank": [places[_identify(record)] for record in mine],
         "names": names,
     }
 
@@ -87,9 +87,9 @@ def match_groups(record: Mapping[str, Any], names: list[list[str]], ranks: int) 
     None for a group without parameters that the record lacks. ``ValueError`` for a parameter in no
     record, and for parameters of one group that had different options.
     """
-    own: list[int | None] = list(record["own"])
+    stored: list[int | None] = list(record["of_rank"])
     if record["ranks"] == ranks and record["names"] == names:
-        return own
+        return stored
     places: dict[str, set[int]] = {}
     for place, known in enumerate(record["groups"]):
         for name in known["names"]:
@@ -107,7 +107,7 @@ def match_groups(record: Mapping[str, Any], names: list[list[str]], ranks: int) 
             (place,) = places[of_group[0]]
             matched.append(place)
         else:
-            matched.append(own[at] if len(own) == len(names) else None)
+            matched.append(stored[at] if len(stored) == len(names) else None)
     return matched
 
 
@@ -125,12 +125,12 @@ def match_schedule(
     ``fresh``: its state as it was made here; ``matched``: of ``match_groups``. ``ValueError`` for
     other lists with as many values as the rank that stored them had groups.
     """
-    if matched == record["own"]:
+    if matched == record["of_rank"]:
         return stored
     made = {path: value for path, _, _, value in _find_lists(fresh)}
     state = copy.deepcopy(dict(stored))
     for path, container, key, value in list(_find_lists(state)):
-        if len(value) != len(record["own"]):
+        if len(value) != len(record["of_rank"]):
             continue
         if key in _PER_GROUP:
             container[key] = [

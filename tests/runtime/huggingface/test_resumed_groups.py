@@ -154,7 +154,7 @@ def test_groups_without_names_resume_on_as_many_ranks() -> None:
     expected = run_ranks(resume_groups, 2, stored, TWO, "linear")
     for of_rank in stored:
         record = of_rank.pop("parameter_groups")
-        of_rank["groups"] = [record["groups"][place]["options"] for place in record["own"]]
+        of_rank["groups"] = [record["groups"][place]["options"] for place in record["of_rank"]]
     assert run_ranks(resume_groups, 2, stored, TWO, "linear") == expected
     errors = run_ranks_expecting_failure(resume_groups, 3, stored, THREE, "linear")
     message = "ValueError: the checkpoint has 2 groups without names, of 2 ranks, and the job 1"

@@ -91,8 +91,9 @@ def balance_loads(
         bound = bound_ms(spread_overhead(items), factors, 1)
     parts = pad_counts(parts, count_multiple, lockstep=lockstep)
     lengths = tuple(loads[-1].tokens.tolist())
+    work_ms = items.work_ms.sum(axis=1).tolist()
     # One sample alone fits in every phase.
-    fill_empty(parts, lengths, across_ranks=rank_of is None, lockstep=lockstep)
+    fill_empty(parts, work_ms, across_ranks=rank_of is None, lockstep=lockstep)
     parts = speeds.at_ranks(parts)
     total_ms = MicroBatchTimes.from_parts(parts, pricing, speeds.factors, execution).total_ms()
     return Balanced(

@@ -41,40 +41,42 @@ def drop_empty_steps(parts: MicroBatches, multiple: int) -> MicroBatches:
 
 
 def fill_empty(
-    parts: MicroBatches, lengths: Sequence[int], *, across_ranks: bool, lockstep: bool
+    parts: MicroBatches, sizes: Sequence[float], *, across_ranks: bool, lockstep: bool
 ) -> None:
-    """Give each empty micro-batch the shortest sequence of one that has several.
+    """Give each empty micro-batch the smallest sequence of one that has several.
+
+    ``sizes``: tokens of each sequence, or its work in all phases.
 
     With ``lockstep`` one of its micro-step, so that none becomes longer, else of its rank, so
     that no rank has more to do; then of all, if ``across_ranks`` and if sequences suffice for all
     micro-batches. If they do not, no rank and no micro-step becomes longer: only ranks without any
     sequence take one of another rank.
     """
-    enough = len(lengths) >= sum(len(of_rank) for of_rank in parts)
+    enough = len(sizes) >= sum(len(of_rank) for of_rank in parts)
     if lockstep and across_ranks:
         for of_step in zip(*parts, strict=True):
             if any(of_step):
-                _move_shortest(of_step, of_step, lengths)
+                _move_smallest(of_step, of_step, sizes)
     if enough and not (lockstep and across_ranks):
         for of_rank in parts:
-            _move_shortest(of_rank, of_rank, lengths)
+            _move_smallest(of_rank, of_rank, sizes)
     if across_ranks:
         every = [micro for of_rank in parts for micro in of_rank]
         bare = every if enough else [of_rank[0] for of_rank in parts if not any(of_rank)]
-        _move_shortest(bare, [] if lockstep and not enough else every, lengths)
+        _move_smallest(bare, [] if lockstep and not enough else every, sizes)
 
 
-def _move_shortest(
-    takers: Iterable[list[int]], givers: Iterable[list[int]], lengths: Sequence[int]
+def _move_smallest(
+    takers: Iterable[list[int]], givers: Iterable[list[int]], sizes: Sequence[float]
 ) -> None:
-    """Give each empty one of ``takers`` the shortest sequence that ``givers`` with several have."""
+    """Give each empty one of ``takers`` the smallest sequence that ``givers`` with several have."""
     empty = [micro for micro in takers if not micro]
     if not empty:
         return
-    several = [sorted(micro, key=lambda i: (-lengths[i], -i)) for micro in givers if len(micro) > 1]
+    several = [sorted(micro, key=lambda i: (-sizes[i], -i)) for micro in givers if len(micro) > 1]
     owners = [micro for micro in givers if len(micro) > 1]
     shortest = [
-        (lengths[positions[-1]], positions[-1], place) for place, positions in enumerate(several)
+        (sizes[positions[-1]], positions[-1], place) for place, positions in enumerate(several)
     ]
     heapify(shortest)
     for micro in empty:
@@ -85,4 +87,4 @@ def _move_shortest(
         owners[place].remove(position)
         micro.append(position)
         if len(several[place]) > 1:
-            heappush(shortest, (lengths[several[place][-1]], several[place][-1], place))
+            heappush(shortest, (sizes[several[place][-1]], several[place][-1], place))

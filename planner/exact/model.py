@@ -23,7 +23,7 @@ LEAST_GAIN = 1e-4
 """Share of the time to beat by which a solution has to be shorter."""
 
 DETERMINISTIC_LIMIT = 10.0
-"""Work of the solver on a step, in its deterministic unit: one to two seconds."""
+"""Work of the solver on a step, in its deterministic unit: 10 to 60 s of time."""
 
 
 @dataclass(frozen=True)

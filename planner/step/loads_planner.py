@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from math import inf
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
@@ -21,20 +23,36 @@ from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.selection import select_within
 from seqplan.planner.step.slow_ranks import list_factors, list_layouts, select_uneven
 from seqplan.planner.strategies.constructive import LayoutSchemes
+from seqplan.planner.strategies.search import list_changes
 from seqplan.planner.sync.times import NO_SYNC, layouts_of
 from seqplan.plans.plan import Plan, Provenance
-from seqplan.plans.scheme import Strategy
+from seqplan.plans.scheme import Scheme, Strategy
 
 MOST_STRATEGIES = 6
 """Strategies, the fastest for the lengths alone, that are placed."""
+
+COARSE, MOST_CHANGES = 0.05, 30
+"""Share above the bound of all groups from which on the best strategy is changed, as one sample may
+have far more work than its length shows, and how many changes are placed at most."""
+
+
+@dataclass
+class _Reached:
+    """The best placement so far with its time and sync (ms), and times of all placed strategies."""
+
+    best: Selected | None = None
+    best_ms: float = inf
+    times: dict[Strategy, float] = field(default_factory=dict)
 
 
 class LoadsPlanner:
     """Plans steps with loads on pipelines that stay the same within a step.
 
     Of the strategies considered for the lengths, the fastest are placed; sequences are then
-    exchanged between their pipelines. Ranks may be slow. ``OptionError`` for options and profiles
-    that loads rule out: the encoder runs on all ranks of a pipeline, so schemes are without stages.
+    exchanged between their pipelines. If the step stays far above the bound of all groups,
+    homogeneous strategies and changes of the best follow. Ranks may be slow. ``OptionError`` for
+    options and profiles that loads rule out: the encoder runs on all ranks of a pipeline, so
+    schemes are without stages.
     """
 
     def __init__(
@@ -109,17 +127,12 @@ class LoadsPlanner:
             if entry.predicted_ms is not None
         }
         ranked = sorted(timed, key=lambda strategy: timed[strategy])[:MOST_STRATEGIES]
-        best, best_ms = None, float("inf")
-        reached: dict[Strategy, float] = {}
-        for strategy in dict.fromkeys([selected.placement.strategy, *ranked]):
-            sync_ms = times.of_strategy_ms(strategy)
-            placed = self._place_strategy(strategy, batch, selected, best_ms - sync_ms)
-            if placed is None:
-                continue
-            reached[strategy] = placed[1]
-            with_sync_ms = placed[1] + sync_ms
-            if with_sync_ms < best_ms:
-                best, best_ms = placed[0], with_sync_ms
+        reached = _Reached()
+        first = dict.fromkeys([selected.placement.strategy, *ranked])
+        for strategy in first:
+            self._try_strategy(strategy, batch, selected, reached)
+        self._change_best(set(first), batch, selected, reached)
+        best = reached.best
         if best is None:
             raise AssertionError("the strategy of equal ranks can be placed, as no rank is lost")
         if self.options.prove:
@@ -127,22 +140,70 @@ class LoadsPlanner:
             proven_ms = certify(fleet, batch, objective_ms)  # of the language model alone
             best = replace(best, lower_bound_ms=max(best.lower_bound_ms, proven_ms))
         considered = tuple(
-            replace(entry, predicted_ms=reached.get(entry.strategy))
+            replace(entry, predicted_ms=reached.times.get(entry.strategy))
             for entry in selected.considered
         )
         return replace(best, considered=considered)
+
+    def _list_schemes(self, selected: Selected) -> list[Scheme]:
+        """List the schemes of the candidates' layouts, or all without candidates."""
+        kept = layouts_of(s for entry in selected.considered for s, _ in entry.strategy.counts)
+        if not self.problem.strategies:
+            kept = layouts_of(self._models)
+        return [scheme for scheme in sorted(self._models) if (scheme.tp, scheme.pp) in kept]
+
+    def _try_strategy(
+        self, strategy: Strategy, batch: Batch, selected: Selected, reached: _Reached
+    ) -> bool:
+        """Place the batch on a strategy; whether that is better than the best so far."""
+        sync_ms = (self.problem.sync or NO_SYNC).of_strategy_ms(strategy)
+        placed = self._place_strategy(strategy, batch, selected, reached.best_ms - sync_ms)
+        if placed is None:
+            return False
+        reached.times[strategy] = placed[1]
+        if placed[1] + sync_ms >= reached.best_ms:
+            return False
+        reached.best, reached.best_ms = placed[0], placed[1] + sync_ms
+        return True
+
+    def _change_best(
+        self, visited: set[Strategy], batch: Batch, selected: Selected, reached: _Reached
+    ) -> None:
+        """Try homogeneous strategies and changes of the best, as long as it is far from its bound.
+
+        Of all groups of its layouts. ``visited``: strategies that were tried.
+        """
+        gpus, schemes = self.problem.workload.gpus, self._list_schemes(selected)
+        most, better = len(reached.times) + MOST_CHANGES, True
+        untried: Iterable[Strategy] = (Strategy.from_counts({s: gpus // s.gpus}) for s in schemes)
+        while better and reached.best is not None:
+            strategy = reached.best.placement.strategy
+            sync_ms = (self.problem.sync or NO_SYNC).of_strategy_ms(strategy)
+            bound_ms = self._layout_bound_ms(strategy, batch) + sync_ms
+            if reached.best_ms <= bound_ms * (1 + COARSE):
+                return
+            better = False
+            for changed in chain(untried, list_changes(strategy, schemes, gpus)):
+                if changed in visited or len(reached.times) >= most:
+                    continue
+                visited.add(changed)
+                if self._try_strategy(changed, batch, selected, reached):
+                    better = True
+                    break
 
     def _place_strategy(
         self, strategy: Strategy, batch: Batch, selected: Selected, below_ms: float
     ) -> tuple[Selected, float] | None:
         """Place the batch on a strategy: the placement with positions, and its time (ms).
 
-        None if ranks cannot be placed, or the bound is not below a time.
+        None if ranks cannot be placed or do not hold the batch, or the bound is not below a time.
         """
         ranks = self._speeds.place(strategy)
         if ranks is None:
             return None
         fleet = make_slow_fleet(strategy, self._models, [factor for _, factor in ranks])
+        if fleet.max_sequence < batch.longest:
+            return None
         cheap_ms = cheap_bound_ms(fleet.classes, batch)
         bound_ms = max(cheap_ms, bound_fleet_ms(fleet.classes, batch))
         if bound_ms >= below_ms:

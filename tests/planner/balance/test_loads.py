@@ -183,3 +183,19 @@ def test_no_micro_batch_is_empty_if_samples_suffice(seed: int) -> None:
     micro_batches = [micro for of_rank in balanced.micro_batches for micro in of_rank]
     assert all(micro_batches) or len(text) < len(micro_batches)
     assert all(any(of_step) for of_step in zip(*balanced.micro_batches, strict=True))
+
+
+def test_samples_of_least_work_fill_empty_micro_batches() -> None:
+    """A sample of few tokens may have the largest image; the order of phases does not matter."""
+    images = [10_248, 1_217, 0, 0, 1_449, 0, 9_429, 1_039, 0, 710, 3_362, 0, 0, 8_462, 0, 0, 0, 0]
+    tokens = [165, 678, 1534, 77, 2325, 2357, 540, 79, 306, 260, 431, 193, 115, 872, 267, 783]
+    tokens += [2170, 164]
+    vision = Phase("vision", images, Cost(2e-6, 0.01, 3.0), 32_768)
+    text = Phase("text", tokens, Cost(1e-6, 0.03, 5.0), 8_192)
+    times = []
+    for loads in ([vision, text], [text, vision]):
+        balanced = balance(ranks=8, loads=loads, count_multiple=2)
+        assert all(micro for of_rank in balanced.micro_batches for micro in of_rank)
+        times.append(balanced.predicted_ms)
+    assert times[0] == pytest.approx(times[1])
+    assert balanced.gap < 0.1  # 0.73 if the fewest tokens of the last phase decide

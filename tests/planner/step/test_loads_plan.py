@@ -134,6 +134,20 @@ def test_plans_with_loads_are_sound(profile: str, gpus: int, tokens: int, slow: 
         assert time_with(static, made.loads) > 1.1 * made.predicted_ms
 
 
+@pytest.mark.parametrize(("patches", "most"), [(30_000, 1.06), (60_000, 1.06), (100_000, 1.06)])
+def test_one_sample_with_much_work_gets_a_group_for_it(patches: int, most: float) -> None:
+    """Its length alone does not show it: the strategy is changed until it is near the bound."""
+    rng = np.random.default_rng(7)
+    of_patches = rng.choice([0, 0, 1024, 2048], 400)
+    of_patches[0] = patches
+    lengths = (rng.integers(200, 3_000, 400) + of_patches // 4).tolist()
+    planner = Planner.from_profile("llama3-8b-h100-80gb", gpus=64, max_len=32_768)
+    loads = [Phase("vision", of_patches.tolist(), Cost(2e-6, 0.01, 3.0))]
+    plan = planner.plan(lengths, loads=loads)
+    assert plan.layout_lower_bound_ms is not None
+    assert plan.predicted_ms <= most * plan.layout_lower_bound_ms
+
+
 def test_views_carry_the_tokens_of_loads() -> None:
     planner = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768)
     made = planner.plan([9_000, 500, 4_000, 700] * 4, loads=[draw_vision(16, 3)])

@@ -345,7 +345,7 @@ def _lines(args: argparse.Namespace, rows: list[StepRow], source: _Source) -> li
     elif above and _supports_exact(args, source.proposal):
         lines.append(f"{label}: {count_of(above, 'step')}; --exact solves those of few sequences")
     if source.windows is not None:
-        lines += window_lines(args.window, source.windows.report())
+        lines += window_lines(args.window, source.windows.report(), source.steps)
     return lines
 
 

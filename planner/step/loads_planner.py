@@ -38,7 +38,7 @@ have far more work than its length shows, and how many changes are placed at mos
 
 @dataclass
 class _Reached:
-    """The best placement so far with its time and sync (ms), and times of all placed strategies."""
+    """The best placement so far; ``best_ms``: its time with sync; ``times``: of all placed (ms)."""
 
     best: Selected | None = None
     best_ms: float = inf
@@ -169,9 +169,10 @@ class LoadsPlanner:
     def _change_best(
         self, visited: set[Strategy], batch: Batch, selected: Selected, reached: _Reached
     ) -> None:
-        """Try homogeneous strategies and changes of the best, as long as it is far from its bound.
+        """Try homogeneous strategies, and changes of the best as long as they shorten the step.
 
-        Of all groups of its layouts. ``visited``: strategies that were tried.
+        Until it is near the bound of all groups of its layouts. ``visited``: strategies that were
+        tried.
         """
         gpus, schemes = self.problem.workload.gpus, self._list_schemes(selected)
         most, better = len(reached.times) + MOST_CHANGES, True

@@ -134,8 +134,13 @@ def _list_strategies(counts: dict[str, int]) -> str:
     return ", ".join(listed + ([f"{others} other{'s' * (others > 1)}"] if others else []))
 
 
-def window_lines(window: int, report: WindowReport) -> list[str]:
+def window_lines(window: int, report: WindowReport, steps: int) -> list[str]:
     """What windows of steps have moved, and what that does to sampling."""
+    rest = steps % window
+    cut = (
+        f"  the last window has {rest} of its {window} steps, and its mean time is not that of "
+        f"whole windows: plan a multiple of {window} steps to compare"
+    )
     if not report.moved_sequences:
         return [f"windows of {window} steps: no sequence was moved, the steps are as drawn"]
     drawn, composed = (percent(spread) for spread in report.long_spread)
@@ -150,4 +155,5 @@ def window_lines(window: int, report: WindowReport) -> list[str]:
             "  long sequences meet more often than at random: their share of a step's tokens has a "
             f"standard deviation of {composed}, {drawn} as drawn"
         ),
+        *([cut] if rest else []),
     ]

@@ -160,6 +160,7 @@ def test_windows_of_steps_print_their_moves(plan_files: PlannedFiles, tmp_path: 
     first = sum(len(set(after.ids) - set(before.ids)) for before, after in pairs[:2])
     assert f"windows of 4 steps: {first or 'no'} sequence" in text
     assert ("standard deviation" in text) == (first > 0)
+    assert ("the last window has 2 of its 4 steps" in text) == (first > 0)
     # Windows are composed whole: fewer steps of a run are its first steps.
     assert [plan.ids for plan in read_plans(path)] == [plan.ids for plan in composed[:2]]
 

@@ -134,7 +134,7 @@ def test_plans_with_loads_are_sound(profile: str, gpus: int, tokens: int, slow: 
         assert time_with(static, made.loads) > 1.1 * made.predicted_ms
 
 
-@pytest.mark.parametrize(("patches", "most"), [(30_000, 1.06), (60_000, 1.06), (100_000, 1.06)])
+@pytest.mark.parametrize(("patches", "most"), [(30_000, 1.12), (60_000, 1.06), (100_000, 1.06)])
 def test_one_sample_with_much_work_gets_a_group_for_it(patches: int, most: float) -> None:
     """Its length alone does not show it: the strategy is changed until it is near the bound."""
     rng = np.random.default_rng(7)

@@ -81,8 +81,8 @@ def find_wrong_packing(packed: Mapping[str, Any], lengths: Sequence[int]) -> str
     labels = packed[key][0] if key in packed else packed["input_ids"].new_tensor([])
     if tokens < total or (labels[total:] != IGNORED).any():
         return (
-            f"the collator packs {tokens} tokens of samples with {total}. Use "
-            "DataCollatorWithFlattening or padding_free=True"
+            f"the collator packs {tokens} tokens of samples with {total}, which plans are made "
+            "for. Cut and extend samples in the data set"
         )
     # The label by which the last token of a document would predict the next document.
     for place in borders if len(labels) else ():
@@ -105,6 +105,12 @@ def _find_inexact_loss(trainer: Any, losses: Sequence[torch.Tensor]) -> str | No
     factor = COUNTS[1] / COUNTS[0]
     few, many, *known = map(float, losses)
     tolerance = max(1e-3, 2 * torch.finfo(losses[0].dtype).eps) * abs(few)
+    if few == many == 0:
+        logger.warning(
+            "%s is 0 on the samples tried: whether it is a sum over num_items_in_batch is unknown",
+            part,
+        )
+        return None
     if abs(few - many) <= tolerance:
         return f"{part} ignores num_items_in_batch: its loss would be a mean of means"
     if not abs(few - factor * many) <= tolerance:

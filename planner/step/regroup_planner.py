@@ -121,9 +121,9 @@ def with_regrouping(
 ) -> Plan:
     """Return a plan whose groups regroup if it is faster by ``REFORMING_GAIN``, else ``static``.
 
-    With the sync of each of these layouts, and of the static plan. If the step
-    stays far above the bound, micro-steps that do not wait for each other are tried too. Its bound
-    is over all plans of the layout, whatever their groups; ``selection`` keeps the static
+    With the sync of each of these layouts, and of the static plan. If the step stays far above the
+    bound, micro-steps that do not wait for each other are tried too (``plan_without_waiting``). Its
+    bound is over all plans of the layout, whatever their groups; ``selection`` keeps the static
     strategies that were considered.
     """
     best, gpus = static, static.world_size

@@ -20,7 +20,7 @@ from seqplan.planner.strategies.polishing import (
     place_on_ramps,
     polish,
 )
-from seqplan.planner.strategies.search import Search
+from seqplan.planner.strategies.search import POLISHED, Search
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes, layouts_of
 from seqplan.plans.plan import Considered
 from seqplan.plans.scheme import Scheme, Strategy
@@ -173,17 +173,23 @@ def _try_without_stages(
     strategies: Sequence[Strategy],
     layouts: Sequence[_BoundedLayout],
 ) -> Placement:
-    """Return the best placement without stages if it beats one with stages, after its exchanges.
+    """Return the best placement without stages if it beats one with stages, both after exchanges.
 
     Strategies with stages are chosen by estimates, which it may exceed. On some strategies, the
     homogeneous ones and those constructed of ``layouts``.
     """
-    flat = [entry for entry in layouts if entry[2].layout[1] == 1]
+    limit_ms = search.total_ms(best)
+    flat = [entry for entry in layouts if entry[0] < limit_ms and entry[2].layout[1] == 1]
     schemes = [scheme for _, _, layout in flat for scheme in layout.models]
     homogeneous = [Strategy.from_counts({s: search.gpus // s.gpus}) for s in schemes]
     without = [s for s in strategies if all(scheme.pp == 1 for scheme, _ in s.counts)]
-    chosen = search.choose(best, [*without, *homogeneous]) or best
-    return _construct_strategies(search, chosen, flat) or chosen
+    promising = [s for s in [*without, *homogeneous] if search.bound_total_ms(s) < limit_ms]
+    chosen = search.choose(None, promising)
+    chosen = _construct_strategies(search, chosen, flat) or chosen
+    if chosen is None or search.total_ms(chosen) >= limit_ms * POLISHED:
+        return best
+    exchanged = exchange(search.batch, chosen)
+    return exchanged if search.total_ms(exchanged) < limit_ms else best
 
 
 def _bound_layouts(search: Search, layouts: Sequence[LayoutSchemes]) -> list[_BoundedLayout]:

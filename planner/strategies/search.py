@@ -101,6 +101,10 @@ class Search:
         """Time a placement with its sync (ms)."""
         return placement.objective_ms + self.sync.of_strategy_ms(placement.strategy)
 
+    def bound_total_ms(self, strategy: Strategy) -> float:
+        """Bound a strategy's time with its sync (ms)."""
+        return self.bounds.bound_ms(strategy) + self.sync.of_strategy_ms(strategy)
+
     def improve(self, best: Placement, schemes: Collection[Scheme]) -> Placement:
         """Change a placement's strategy as long as a change shortens the step.
 
@@ -121,10 +125,7 @@ class Search:
 
         Strategies are tried by ascending bound; ``ramped``: as of ``Filler``.
         """
-        totals = {
-            strategy: self.bounds.bound_ms(strategy) + self.sync.of_strategy_ms(strategy)
-            for strategy in strategies
-        }
+        totals = {strategy: self.bound_total_ms(strategy) for strategy in strategies}
         for strategy in sorted(totals, key=lambda strategy: totals[strategy]):
             below_ms = inf if best is None else self._limit_ms(best)
             if totals[strategy] >= below_ms:

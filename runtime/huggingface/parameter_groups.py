@@ -134,7 +134,9 @@ def match_schedule(
             continue
         if key in _PER_GROUP:
             container[key] = [
-                made[path][at] if place is None else record["groups"][place]["values"][path]
+                copy.deepcopy(
+                    made[path][at] if place is None else record["groups"][place]["values"][path]
+                )
                 for at, place in enumerate(matched)
             ]
         elif _identify(value) != _identify(made.get(path)):

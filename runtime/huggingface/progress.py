@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,7 +83,8 @@ def restore_progress(
         scheduler.load_state_dict(schedule)
     # Rates too: some schedulers go on from those of the step before.
     for of_group, before in zip(optimizer.param_groups, options, strict=True):
-        of_group.update(before)
+        # Groups of equal options have one record.
+        of_group.update(copy.deepcopy(before))
     if stored["rank"] == dist.get_rank(group):
         _set_random_state(stored["random"], device)
     user: Mapping[str, Any] | None = stored["user"]

@@ -234,8 +234,8 @@ def test_a_collator_that_loses_tokens_is_rejected(
         return packed
 
     message = (
-        r"the collator packs (\d+) tokens of samples with (\d+)\. Use "
-        "DataCollatorWithFlattening or padding_free=True"
+        r"the collator packs (\d+) tokens of samples with (\d+), which plans are made for\. "
+        "Cut and extend samples in the data set"
     )
     match = re.fullmatch(message, rejected(data_collator=collate))
     assert match is not None
@@ -251,7 +251,7 @@ def test_a_collator_that_drops_documents_is_rejected_if_each_is_alone(
     text = rejected(
         data_collator=lambda some: packing()(some[:1]), train_dataset=samples, planned=alone
     )
-    assert text.startswith("the collator packs 7 tokens of samples with 14. Use ")
+    assert text.startswith("the collator packs 7 tokens of samples with 14, which ")
 
 
 def test_tokens_without_labels_after_all_documents_are_accepted(tmp_path: Path) -> None:

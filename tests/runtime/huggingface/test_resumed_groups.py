@@ -1,5 +1,6 @@
 """Options of an optimizer's groups and a scheduler's values, resumed by other numbers of ranks."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -250,3 +251,32 @@ def resume_rates(rank: int, world_size: int) -> None:
 
 def test_learning_rates_resume() -> None:
     run_ranks(resume_rates, 1)
+
+
+def resume_equal_rates(rank: int, world_size: int) -> None:
+    """Groups of equal options may have different rates later, as tensors, too."""
+    rates: list[list[float]] = []
+    kept: Any = None
+    for resumed in (False, True):
+        parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+        named = list(zip("ab", parameters, strict=True))
+        groups = [{"params": [parameter], "lr": torch.tensor(0.1)} for parameter in parameters]
+        stepping = torch.optim.SGD(groups)
+        factors = [lambda step: 0.5 if step > 2 else 1.0, lambda step: 0.2 if step > 2 else 1.0]
+        schedule = lr_scheduler.LambdaLR(stepping, factors)
+        if resumed:
+            restore_progress(kept, CPU, stepping, schedule, named, dist.group.WORLD, saved_by=1)
+        else:
+            for _ in range(2):
+                stepping.step()
+                schedule.step()
+            stored = progress(CPU, stepping, schedule, None, named, dist.group.WORLD)
+            kept = copy.deepcopy(stored)
+        stepping.step()
+        schedule.step()
+        rates.append([float(group["lr"]) for group in stepping.param_groups])
+    assert rates[0] == rates[1] == pytest.approx([0.05, 0.02])
+
+
+def test_equal_options_may_become_different_rates() -> None:
+    run_ranks(resume_equal_rates, 1)

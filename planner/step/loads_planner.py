@@ -20,7 +20,7 @@ from seqplan.planner.placement.exchange_positions import exchange_positions
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.slowdown import Slowdown, make_fleet_of, make_slow_fleet
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
-from seqplan.planner.step.selection import select_within
+from seqplan.planner.step.selection import list_considered, select_within
 from seqplan.planner.step.slow_ranks import list_factors, list_layouts, select_uneven
 from seqplan.planner.strategies.constructive import LayoutSchemes
 from seqplan.planner.strategies.search import list_changes
@@ -139,18 +139,22 @@ class LoadsPlanner:
             fleet, objective_ms = best.placement.fleet, best.placement.objective_ms
             proven_ms = certify(fleet, batch, objective_ms)  # of the language model alone
             best = replace(best, lower_bound_ms=max(best.lower_bound_ms, proven_ms))
-        considered = tuple(
+        chosen = best.placement.strategy
+        considered = [
             replace(entry, predicted_ms=reached.times.get(entry.strategy))
             for entry in selected.considered
-        )
-        return replace(best, considered=considered)
+        ]
+        if all(entry.strategy != chosen for entry in considered):
+            bound_ms, time_ms = best.lower_bound_ms, reached.times[chosen]
+            considered.append(list_considered(chosen, bound_ms, time_ms, self.problem.sync))
+        return replace(best, considered=tuple(considered))
 
     def _list_schemes(self, selected: Selected) -> list[Scheme]:
         """List the schemes of the candidates' layouts, or all without candidates."""
-        kept = layouts_of(s for entry in selected.considered for s, _ in entry.strategy.counts)
+        layouts = layouts_of(s for entry in selected.considered for s, _ in entry.strategy.counts)
         if not self.problem.strategies:
-            kept = layouts_of(self._models)
-        return [scheme for scheme in sorted(self._models) if (scheme.tp, scheme.pp) in kept]
+            layouts = layouts_of(self._models)
+        return [scheme for scheme in sorted(self._models) if (scheme.tp, scheme.pp) in layouts]
 
     def _try_strategy(
         self, strategy: Strategy, batch: Batch, selected: Selected, reached: _Reached

@@ -127,7 +127,7 @@ def match_schedule(
     """
     if matched == record["of_rank"]:
         return stored
-    made = {path: value for path, _, _, value in _find_lists(fresh)}
+    fresh_lists = {path: value for path, _, _, value in _find_lists(fresh)}
     state = copy.deepcopy(dict(stored))
     for path, container, key, value in list(_find_lists(state)):
         if len(value) != len(record["of_rank"]):
@@ -135,11 +135,13 @@ def match_schedule(
         if key in _PER_GROUP:
             container[key] = [
                 copy.deepcopy(
-                    made[path][at] if place is None else record["groups"][place]["values"][path]
+                    fresh_lists[path][at]
+                    if place is None
+                    else record["groups"][place]["values"][path]
                 )
                 for at, place in enumerate(matched)
             ]
-        elif _identify(value) != _identify(made.get(path)):
+        elif _identify(value) != _identify(fresh_lists.get(path)):
             raise ValueError(
                 f"scheduler: {path} may have a value for each group, and the groups are others. "
                 f"Resume with {record['ranks']} ranks"

@@ -57,8 +57,10 @@ def train_until(
     options: dict[str, Any] = {"num_train_epochs": 3, "optim": "adamw_torch", **more}
     if plain:
         options["gradient_accumulation_steps"] = SEQUENCES
-    made = PlainTrainer if plain else functools.partial(planned_trainer(), planned=planned())
-    trainer = made(
+    trainer_class = (
+        PlainTrainer if plain else functools.partial(planned_trainer(), planned=planned())
+    )
+    trainer = trainer_class(
         model=model(),
         args=arguments(folder, **options),
         train_dataset=SAMPLES,

@@ -117,8 +117,8 @@ def test_copied_key_heads_are_counted() -> None:
     few, many = (
         replace(DEPLOYMENT, sizes=replace(DEPLOYMENT.sizes, kv_heads=heads)) for heads in (4, 8)
     )
-    kept = [count_kept_bytes(deployment, 8) for deployment in (few, many)]
-    assert kept[0] == kept[1] > count_kept_bytes(few, 4)
+    kept_bytes = [count_kept_bytes(deployment, 8) for deployment in (few, many)]
+    assert kept_bytes[0] == kept_bytes[1] > count_kept_bytes(few, 4)
     sizes = few.sizes
     copies = 2 * 2 * 4 * sizes.head_width
     for scheme, copied in ((Scheme(ulysses=4), 0), (Scheme(ulysses=8), copies)):

@@ -146,6 +146,10 @@ def test_one_sample_with_much_work_gets_a_group_for_it(patches: int, most: float
     plan = planner.plan(lengths, loads=loads)
     assert plan.layout_lower_bound_ms is not None
     assert plan.predicted_ms <= most * plan.layout_lower_bound_ms
+    (chosen,) = (row for row in plan.selection if row.strategy == plan.strategy)
+    assert chosen.predicted_ms == pytest.approx(plan.predicted_ms)
+    assert chosen.sync_ms is not None
+    assert plan.sync_ms == chosen.sync_ms
 
 
 def test_views_carry_the_tokens_of_loads() -> None:

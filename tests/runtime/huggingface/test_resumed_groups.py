@@ -46,11 +46,11 @@ def make_job(groups: list[str], schedule: str | None = None) -> Job:
     """Make an optimizer with a group for each text, of the parameters that it spells."""
     named = [(name, torch.nn.Parameter(torch.ones(2))) for text in groups for name in text]
     known = dict(named)
-    made: Any = [
+    groups: Any = [
         {"params": [known[name] for name in text], "lr": RATES.get(text[:1], 1.0)}
         for text in groups
     ]
-    stepping = torch.optim.SGD(made, lr=1.0)
+    stepping = torch.optim.SGD(groups, lr=1.0)
     return named, stepping, SCHEDULERS[schedule](stepping) if schedule else None
 
 
@@ -256,7 +256,7 @@ def test_learning_rates_resume() -> None:
 def resume_equal_rates(rank: int, world_size: int) -> None:
     """Groups of equal options may have different rates later, as tensors, too."""
     rates: list[list[float]] = []
-    kept: Any = None
+    stored: Any = None
     for resumed in (False, True):
         parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
         named = list(zip("ab", parameters, strict=True))
@@ -265,13 +265,13 @@ def resume_equal_rates(rank: int, world_size: int) -> None:
         factors = [lambda step: 0.5 if step > 2 else 1.0, lambda step: 0.2 if step > 2 else 1.0]
         schedule = lr_scheduler.LambdaLR(stepping, factors)
         if resumed:
-            restore_progress(kept, CPU, stepping, schedule, named, dist.group.WORLD, saved_by=1)
+            restore_progress(stored, CPU, stepping, schedule, named, dist.group.WORLD, saved_by=1)
         else:
             for _ in range(2):
                 stepping.step()
                 schedule.step()
-            stored = progress(CPU, stepping, schedule, None, named, dist.group.WORLD)
-            kept = copy.deepcopy(stored)
+            of_rank = progress(CPU, stepping, schedule, None, named, dist.group.WORLD)
+            stored = copy.deepcopy(of_rank)
         stepping.step()
         schedule.step()
         rates.append([float(group["lr"]) for group in stepping.param_groups])

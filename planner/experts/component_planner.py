@@ -105,8 +105,8 @@ class ComponentPlanner:
     def _plan_component(self, number: int, held: Batch) -> tuple[MicroSteps, float] | None:
         """Plan and time the micro-steps of a component.
 
-        Its first part shows what to search for, and that of the first of a size what the others
-        of this size may search for.
+        The first part that is planned of a size narrows the searches for other components of this
+        size, and the first of a component leaves one search for its later parts.
         """
         size = int(self.sizes[number])
         models = self._models[size]

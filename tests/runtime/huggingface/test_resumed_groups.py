@@ -46,11 +46,11 @@ def make_job(groups: list[str], schedule: str | None = None) -> Job:
     """Make an optimizer with a group for each text, of the parameters that it spells."""
     named = [(name, torch.nn.Parameter(torch.ones(2))) for text in groups for name in text]
     known = dict(named)
-    groups: Any = [
+    param_groups: Any = [
         {"params": [known[name] for name in text], "lr": RATES.get(text[:1], 1.0)}
         for text in groups
     ]
-    stepping = torch.optim.SGD(groups, lr=1.0)
+    stepping = torch.optim.SGD(param_groups, lr=1.0)
     return named, stepping, SCHEDULERS[schedule](stepping) if schedule else None
 
 

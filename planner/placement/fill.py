@@ -223,15 +223,21 @@ class Filler:
 
     ``ramped``: micro-batches of pipelines with stages get the sizes of ``ramps``, and times are
     limits that hold in their order; else they are of equal size, and times are estimates of what
-    exchanges will reach.
+    exchanges will reach. ``together``: how many sequences each has with stages, if nearly all of
+    the batch are about equally long; 0 leaves that open.
     """
 
-    def __init__(self, fleet: Fleet, batch: Batch, *, ramped: bool = False) -> None:
+    def __init__(
+        self, fleet: Fleet, batch: Batch, *, ramped: bool = False, together: int = 0
+    ) -> None:
         self.fleet = fleet
         tables = FillTables.from_batch(batch)
         self._batch = batch
         self._starter = FillStarter(tables, fleet.classes)
-        self._costs = [tables.find_costs(k, self._full_ms(k), ramped=ramped) for k in fleet.classes]
+        self._costs = [
+            tables.find_costs(k, self._full_ms(k), ramped=ramped, together=together)
+            for k in fleet.classes
+        ]
         self._works: dict[int, Floats] = {}
 
     def _full_ms(self, pipeline_class: PipelineClass) -> float:

@@ -11,12 +11,13 @@
  * and sized.c. fill_kernel's caller compares it with the files beside it: a kernel that was built
  * from another text is not used.
  */
-#define SOURCE "8471990bac9cea7b"
+#define SOURCE "3be8f231ee23a1f2"
 
 #include "fill_kernel.h"
 
-#define MOST_COUNTED 10000 /* greedy.MOST_COUNTED */
-#define NEAR 2.0 /* greedy.NEAR */
+#define MOST_COUNTED 10000 /* micro_batch_sizes.MOST_COUNTED */
+#define NEAR 2.0 /* micro_batch_sizes.NEAR */
+#define MOST_EQUAL 16 /* micro_batch_sizes.MOST_EQUAL */
 #define ANY_NUMBER INT32_MAX /* ramps.ANY_NUMBER */
 
 static const double ROUND = 1.0 + 1e-12;
@@ -50,7 +51,7 @@ typedef struct {
 typedef struct {
     double budget, limit;
     Sizes sizes;
-    int64_t micro_batches, first, last;
+    int64_t micro_batches, first, last, together;
 } Pipeline;
 
 /* One call's state: grows by need, freed at its end. */
@@ -185,7 +186,8 @@ static double size_of(const Sizes *sizes, int64_t place) {
 }
 
 /* greedy._Pipeline._choose_first: the index, and the mode; NONE without one. */
-static int64_t choose_first(Fill *fill, int64_t above, double size, int64_t *chosen) {
+static int64_t choose_first(Fill *fill, int64_t above, double size, int64_t together,
+                            int64_t *chosen) {
     const Costs *costs = fill->costs;
     Pool *pool = &fill->pool;
     double reach[MOST_MODES], longest = 0.0;
@@ -201,14 +203,17 @@ static int64_t choose_first(Fill *fill, int64_t above, double size, int64_t *cho
     }
     int64_t i = at_most(pool, (int64_t)longest, 0);
     if (i == pool->size || pool->lengths[i] <= above) return NONE;
-    for (int64_t rank = 0; rank < costs->mode_count; rank++) {
-        int64_t m = costs->preferred[i * costs->mode_count + rank];
-        if ((double)pool->lengths[i] <= reach[m] && costs->padded[i] <= costs->modes[m].capacity) {
-            *chosen = m;
-            return i;
+    for (;; together = 1) {
+        for (int64_t rank = 0; rank < costs->mode_count; rank++) {
+            int64_t m = costs->preferred[i * costs->mode_count + rank];
+            if ((double)pool->lengths[i] <= reach[m] &&
+                costs->padded[i] <= costs->modes[m].capacity / together) {
+                *chosen = m;
+                return i;
+            }
         }
+        if (together == 1) return NONE;
     }
-    return NONE;
 }
 
 static int top_up_open(Fill *fill, Pipeline *pipeline, int64_t above, int64_t already_open,
@@ -231,7 +236,8 @@ static int add_new(Fill *fill, Pipeline *pipeline, int64_t above) {
     int64_t number = pipeline->sizes.number < fill->most ? pipeline->sizes.number : fill->most;
     while (fill->pool.left && pipeline->micro_batches < number) {
         double size = least(pipeline->budget, size_of(&pipeline->sizes, pipeline->micro_batches));
-        int64_t chosen = 0, first = choose_first(fill, above, size, &chosen);
+        int64_t chosen = 0, first = choose_first(fill, above, size, pipeline->together,
+                                                 &chosen);
         if (first == NONE) break;
         const Mode *mode = &fill->costs->modes[chosen];
         double room = size - mode->c, left = room;
@@ -241,7 +247,7 @@ static int add_new(Fill *fill, Pipeline *pipeline, int64_t above) {
             return 0;
         int64_t m = fill->micro_count;
         fill->micro_batches[m] = (MicroBatch){0.0, 0, 0, NONE, NONE, NONE, chosen};
-        if (!top_up(fill, m, &left, &tokens, above, first, 0)) return 0;
+        if (!top_up(fill, m, &left, &tokens, above, first, pipeline->together > 1)) return 0;
         if (fill->micro_batches[m].entries == 0) break;
         fill->micro_batches[m].work = room - left;
         fill->micro_batches[m].tokens = tokens;
@@ -284,7 +290,7 @@ static double spread(const Costs *costs, int64_t number, double time, double mos
     return work;
 }
 
-/* greedy._choose_sizes. */
+/* micro_batch_sizes.choose_sizes. */
 static Sizes choose_sizes_of(const Costs *costs, double budget, double alone, double most_ms,
                              double light_c) {
     double best = -1.0;
@@ -298,6 +304,43 @@ static Sizes choose_sizes_of(const Costs *costs, double budget, double alone, do
     return chosen;
 }
 
+/* Bubbles of micro-batches of so many sequences of one length. */
+static double idle_of(const Costs *costs, int64_t number, int64_t micro_batches) {
+    return number > 1 ? bubbles_of(costs, micro_batches) : (double)(costs->pp - 1);
+}
+
+/* micro_batch_sizes.choose_number. */
+static int64_t choose_number(const Costs *costs, int64_t first, double budget, int64_t *micro_batches,
+                             double *slowest) {
+    double costs_ms[MOST_EQUAL];
+    int64_t held = 0, chosen = 0;
+    int64_t largest = costs->together ? costs->together : MOST_EQUAL;
+    for (int64_t number = 1; number <= largest; number++) {
+        double cost = INFINITY;
+        for (int64_t m = 0; m < costs->mode_count; m++) {
+            const Mode *mode = &costs->modes[m];
+            if (costs->padded[first] <= mode->capacity / number)
+                cost = least(cost, (double)number * mode->work[first] + mode->c);
+        }
+        cost *= ROUND;
+        int64_t full = 0;
+        double idle = number > 1 ? costs->of_many : (double)(costs->pp - 1);
+        if (cost < INFINITY) full = (int64_t)least(budget / cost - idle, MOST_COUNTED);
+        while (full > 0 && ((double)full + idle_of(costs, number, full)) * cost > budget) full--;
+        if (full <= 0) break;
+        double left = budget - ((double)full + bubbles_of(costs, full + 1)) * cost;
+        int64_t rest = number - 1;
+        while (rest > 0 && costs_ms[rest - 1] > left) rest--;
+        costs_ms[number - 1] = cost;
+        if (number * full + rest <= held || (costs->together && costs->together != number)) continue;
+        held = number * full + rest;
+        chosen = number;
+        *micro_batches = full + (rest > 0);
+        *slowest = cost;
+    }
+    return chosen == MOST_EQUAL ? 0 : chosen;
+}
+
 /* greedy._open. */
 static void open_pipeline(Fill *fill, int64_t first, double target) {
     const Costs *costs = fill->costs;
@@ -309,7 +352,7 @@ static void open_pipeline(Fill *fill, int64_t first, double target) {
     }
     double budget = target * ROUND;
     Pipeline *pipeline = &fill->pipelines[fill->opened++];
-    *pipeline = (Pipeline){budget, budget, {INFINITY, INFINITY, NULL, ANY_NUMBER, 0}, 0, NONE, NONE};
+    *pipeline = (Pipeline){budget, budget, {INFINITY, INFINITY, NULL, ANY_NUMBER, 0}, 0, NONE, NONE, 1};
     if (costs->pp == 1) return;
     int64_t size = fill->pool.size, even = 1, limit = 1;
     int64_t middle = first + (size - first) / 2 < size - 1 ? first + (size - first) / 2 : size - 1;
@@ -328,6 +371,14 @@ static void open_pipeline(Fill *fill, int64_t first, double target) {
         return;
     }
     double best = -1.0, each = 0.0;
+    if (fill->pool.lengths[first] <= costs->equal_up_to &&
+        (limit = choose_number(costs, first, budget, &even, &each))) {
+        pipeline->together = limit;
+        pipeline->sizes.most_ms = each;
+        pipeline->budget = budget - idle_of(costs, limit, even) * each;
+        return;
+    }
+    even = limit = 1;
     for (int64_t v = 1; v <= MOST_COUNTED; v++) {
         double of_v = budget / ((double)v + bubbles_of(costs, v));
         if (v > 1 && of_v < alone) break;
@@ -518,6 +569,8 @@ static const char *read_costs(Costs *costs) {
     for (int64_t j = 0; j < most_sizes * most_sizes; j++)
         if (!(costs->shares[j] >= 0 && costs->shares[j] <= 1))
             return "sizes must be shares of the largest";
+    if (costs->together < 0 || costs->together > MOST_EQUAL)
+        return "sequences together must be 0 to 16";
     if (costs->pp < 1 || costs->pp >= EXACT) return "pp must be 1 or more, below 2**53";
     for (int64_t i = 0; i < n; i++)
         if (costs->lengths[i] < 1 || costs->lengths[i] >= EXACT ||
@@ -552,21 +605,23 @@ static void free_costs(PyObject *capsule) {
 
 PyDoc_STRVAR(make_costs_doc,
              "make_costs(lengths, padded, work, preferred, cheap_from, held_from, coefficients, "
-             "capacities, pp, of_many, of_few, spread, shares, weights)\n--\n\nCheck the arrays of "
+             "capacities, pp, of_many, of_few, spread, equal_up_to, together, shares, weights)\n--\n\nCheck the arrays of "
              "fleet.ClassCosts, for fill_class.");
 
 static PyObject *make_costs(PyObject *Py_UNUSED(module), PyObject *args) {
     Costs *costs = PyMem_Calloc(1, sizeof(Costs));
     if (costs == NULL) return PyErr_NoMemory();
     Py_buffer *a = costs->arrays;
-    long long pp;
+    long long pp, equal_up_to, together;
     const char *wrong = NULL;
     PyObject *capsule = NULL;
-    if (PyArg_ParseTuple(args, "y*y*y*y*y*y*y*y*Ldddy*y*:make_costs", &a[LENGTHS], &a[PADDED], &a[WORK],
+    if (PyArg_ParseTuple(args, "y*y*y*y*y*y*y*y*LdddLLy*y*:make_costs", &a[LENGTHS], &a[PADDED], &a[WORK],
                          &a[PREFERRED], &a[CHEAP], &a[HELD], &a[COEFFICIENTS], &a[CAPACITIES],
-                         &pp, &costs->of_many, &costs->of_few, &costs->spread, &a[SHARES],
-                         &a[WEIGHTS])) {
+                         &pp, &costs->of_many, &costs->of_few, &costs->spread, &equal_up_to,
+                         &together, &a[SHARES], &a[WEIGHTS])) {
         costs->pp = pp;
+        costs->equal_up_to = equal_up_to;
+        costs->together = together;
         wrong = read_costs(costs);
         if (wrong != NULL)
             PyErr_SetString(PyExc_ValueError, wrong);

@@ -50,6 +50,7 @@ typedef struct {
     Py_buffer arrays[ARRAYS];
     int64_t pp, size, mode_count;
     double of_many, of_few, spread; /* bubbles.Bubbles */
+    int64_t equal_up_to, together;
     const double *shares, *weights; /* ramps.Ramps of up to ``most_sizes``; none without stages */
     int64_t most_sizes;
     const int64_t *lengths, *padded, *preferred;

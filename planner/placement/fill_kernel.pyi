@@ -15,6 +15,8 @@ def make_costs(
     of_many: float,
     of_few: float,
     spread: float,
+    equal_up_to: int,
+    together: int,
     shares: Floats,
     weights: Floats,
     /,

@@ -40,6 +40,10 @@ class ModeCosts:
         return min(limit, self.capacity)
 
 
+EQUAL, OF_TOKENS = 0.8, 0.9
+"""Lengths are about equal from this share of the middle one to its inverse, if so many of a batch's
+tokens are of such sequences: then micro-batches have whole numbers of them, or leave room."""
+
 NO_RAMPS: Floats = np.zeros(0)
 
 
@@ -50,7 +54,9 @@ class ClassCosts:
     the cheapest, with the tokens' share of c. ``cheap_from`` and ``held_from`` (modes, n + 1): see
     ``ModeCosts``. All are C-contiguous. ``of_one_mode``: those of a class of one mode, which
     classes share. ``full_ms``: the work that fills a micro-batch, where stages leave it less than
-    MaxLen holds. ``sequences``: of the batch. ``ramps``: the sizes of micro-batches, if not equal.
+    MaxLen holds. ``sequences``: of the batch. ``equal_up_to``: the longest of about equal lengths
+    (tokens), 0 if others matter; ``together``: how many of these share a micro-batch, 0 if fills
+    choose. ``ramps``: the sizes of micro-batches, if not equal.
     """
 
     def __init__(
@@ -60,7 +66,9 @@ class ClassCosts:
         of_one_mode: tuple[Ints, Ints] | None = None,
         full_ms: float = inf,
         sequences: int = 0,
+        equal_up_to: int = 0,
     ) -> None:
+        self.equal_up_to, self.together = equal_up_to, 0
         self.pp, self.modes = pipeline_class.pp, pipeline_class.all_modes
         self.forward_fraction = pipeline_class.forward_fraction
         self.bubbles = Bubbles.from_forward(self.pp, self.forward_fraction, sequences)
@@ -84,12 +92,13 @@ class ClassCosts:
         self.cheap_from = _next_true(holds & (self.work_ms <= whole.min(axis=0) * ROUND))
         self.held_from = _next_true(holds)
 
-    def with_ramps(self) -> ClassCosts:
-        """Return the same costs for micro-batches of the sizes of ramps."""
-        ramped = copy(self)
-        ramped.ramps = Ramps.from_forward(self.pp, self.forward_fraction)
-        ramped.__dict__.pop("compiled", None)
-        return ramped
+    def with_sizes(self, *, ramped: bool, together: int) -> ClassCosts:
+        """Return the same costs for micro-batches of the sizes of ramps, or of equal sequences."""
+        sized = copy(self)
+        sized.ramps = Ramps.from_forward(self.pp, self.forward_fraction) if ramped else None
+        sized.together = together
+        sized.__dict__.pop("compiled", None)
+        return sized
 
     @cached_property
     def by_mode(self) -> list[ModeCosts]:
@@ -133,6 +142,8 @@ class ClassCosts:
             self.bubbles.of_many,
             self.bubbles.of_few,
             self.bubbles.spread,
+            self.equal_up_to,
+            self.together,
             NO_RAMPS if self.ramps is None else self.ramps.shares,
             NO_RAMPS if self.ramps is None else self.ramps.weights,
         )
@@ -169,19 +180,33 @@ def _next_true(mask: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Ints:
     )
 
 
+def find_equal(lengths: Ints, counts: Ints) -> int:
+    """Find the longest of about equal lengths (tokens); 0 if too many tokens are of others.
+
+    ``lengths``: distinct ones, descending; ``counts``: of sequences of each.
+    """
+    tokens = lengths.astype(np.float64) * counts
+    before = np.cumsum(tokens)
+    middle = float(lengths[np.searchsorted(before, before[-1] / 2)])
+    equal = (lengths >= EQUAL * middle) & (lengths <= middle / EQUAL)
+    return int(middle / EQUAL) if tokens[equal].sum() >= OF_TOKENS * before[-1] else 0
+
+
 class FillTables:
     """The distinct lengths of a batch, and the costs that its fills share."""
 
-    def __init__(self, lengths: Ints, sequences: int = 0) -> None:
-        self.array, self._sequences = lengths, sequences
-        self._costs: dict[tuple[int, int, tuple[ClassMode, ...], float, bool], ClassCosts] = {}
+    def __init__(self, lengths: Ints, sequences: int = 0, equal_up_to: int = 0) -> None:
+        self.array, self._sequences, self.equal_up_to = lengths, sequences, equal_up_to
+        self._costs: dict[tuple[int, int, tuple[ClassMode, ...], float, bool, int], ClassCosts] = {}
 
     @classmethod
     def from_batch(cls, batch: Batch) -> FillTables:
         """Return the tables of a batch, which the first call makes."""
         tables = batch.memo.get(cls)
         if not isinstance(tables, FillTables):
-            tables = batch.memo[cls] = cls(batch.distinct, len(batch.lengths))
+            tables = batch.memo[cls] = cls(
+                batch.distinct, len(batch.lengths), find_equal(batch.distinct, batch.multiplicity)
+            )
         return tables
 
     @cached_property
@@ -200,16 +225,28 @@ class FillTables:
         return prefer_one_mode(self.array)
 
     def find_costs(
-        self, pipeline_class: PipelineClass, full_ms: float = inf, *, ramped: bool = False
+        self,
+        pipeline_class: PipelineClass,
+        full_ms: float = inf,
+        *,
+        ramped: bool = False,
+        together: int = 0,
     ) -> ClassCosts:
         """Return the costs on a class, which the first call computes."""
-        ramped = ramped and pipeline_class.pp > 1
-        key = pipeline_class.pp, pipeline_class.unit, pipeline_class.all_modes, full_ms, ramped
+        pp, unit, modes = pipeline_class.pp, pipeline_class.unit, pipeline_class.all_modes
+        ramped, together = ramped and pp > 1, together if pp > 1 else 0
+        key = pp, unit, modes, full_ms, ramped, together
         if key not in self._costs:
-            if ramped:
-                self._costs[key] = self.find_costs(pipeline_class, full_ms).with_ramps()
+            if ramped or together:
+                costs = self.find_costs(pipeline_class, full_ms)
+                self._costs[key] = costs.with_sizes(ramped=ramped, together=together)
             else:
                 self._costs[key] = ClassCosts(
-                    self.array, pipeline_class, self._of_one_mode, full_ms, self._sequences
+                    self.array,
+                    pipeline_class,
+                    self._of_one_mode,
+                    full_ms,
+                    self._sequences,
+                    self.equal_up_to,
                 )
         return self._costs[key]

@@ -25,18 +25,13 @@ from seqplan.planner.placement.fleet import (
     PipelineBins,
     PipelineClass,
 )
-from seqplan.planner.placement.ramps import ANY_NUMBER, Ramps, Sizes
-
-MOST_COUNTED = 10_000
-"""Micro-batches of a pipeline up to which the best V is sought. More would add less than pp/10,000
-of the work: bubbles take (pp − 1)/(V + pp − 1) of its time, and V only limits the largest
-micro-batch."""
-
-
-NEAR = 2.0
-"""If the largest size is less than this many times that of the longest sequence, of which there are
-several, all sizes end at it, so that more than one holds it. Without, steps of 70B are up to 0.6 %
-longer; with 10 in its place, up to 3 %."""
+from seqplan.planner.placement.micro_batch_sizes import (
+    MOST_COUNTED,
+    NEAR,
+    choose_number,
+    choose_sizes,
+)
+from seqplan.planner.placement.ramps import ANY_NUMBER, Sizes
 
 
 class SequencePool:
@@ -194,7 +189,8 @@ class _Pipeline:
     """A pipeline being filled: its micro-batches with mode, work (ms) and the tokens left.
 
     ``budget``: ms left for work and micro-batches' overhead, shared by all of them, ``limit_ms`` at
-    first. ``sizes``: the most time of each micro-batch, for which bubbles have been paid already.
+    first. ``sizes``: the most time of each micro-batch, for which bubbles have been paid already;
+    ``together``: how many sequences of its first one's length each shall hold.
     """
 
     __slots__ = (
@@ -206,16 +202,23 @@ class _Pipeline:
         "most",
         "pool",
         "sizes",
+        "together",
         "tokens",
         "work",
     )
 
     def __init__(
-        self, costs: ClassCosts, pool: SequencePool, budget: float, sizes: Sizes, most: int
+        self,
+        costs: ClassCosts,
+        pool: SequencePool,
+        budget: float,
+        sizes: Sizes,
+        most: int,
+        together: int = 1,
     ) -> None:
         self.costs, self.pool, self.sizes = costs, pool, sizes
         self.budget = self.limit_ms = budget
-        self.most = min(most, sizes.number)
+        self.most, self.together = min(most, sizes.number), together
         self.bins: list[Bin] = []
         self.modes: list[int] = []
         self.work: list[float] = []
@@ -251,7 +254,9 @@ class _Pipeline:
             mode = by_mode[m]
             new: Bin = []
             room = size - mode.c
-            left, tokens = pool.top_up(mode, new, room, mode.capacity, above, first)
+            left, tokens = pool.top_up(
+                mode, new, room, mode.capacity, above, first, any_cost=self.together > 1
+            )
             if not new:
                 break
             self.bins.append(new)
@@ -268,10 +273,11 @@ class _Pipeline:
         if i is None or self.pool.lengths[i] <= above:
             return None
         length = self.pool.lengths[i]
-        for m in costs.preferred[i]:
-            mode = costs.by_mode[m]
-            if length <= reach[m] and mode.padded[i] <= mode.capacity:
-                return i, m
+        for together in dict.fromkeys((self.together, 1)):
+            for m in costs.preferred[i]:
+                mode = costs.by_mode[m]
+                if length <= reach[m] and together * mode.padded[i] <= mode.capacity:
+                    return i, m
         return None
 
 
@@ -295,11 +301,16 @@ def _open(costs: ClassCosts, pool: SequencePool, first: int, target: float, most
     token_work = full.capacity * (full.a * min(pool.lengths[first], full.capacity) + full.b)
     if costs.ramps is not None:
         most_ms = max(token_work + full.c, alone * ROUND)
-        sizes = _choose_sizes(costs.ramps, budget, alone, most_ms, light_c)
+        sizes = choose_sizes(costs.ramps, budget, alone, most_ms, light_c)
         if pool.counts[first] > 1 and sizes.number > 1 and sizes.of(0) < alone * NEAR:
-            sizes = _choose_sizes(costs.ramps, budget, alone, alone * ROUND, light_c)
+            sizes = choose_sizes(costs.ramps, budget, alone, alone * ROUND, light_c)
         return _Pipeline(costs, pool, budget, sizes, most)
     bubbles = costs.bubbles
+    if pool.lengths[first] <= costs.equal_up_to:
+        number, micro_batches, slowest = choose_number(costs, first, budget)
+        if number:
+            idle = bubbles.of(micro_batches) if number > 1 else costs.pp - 1.0
+            return _Pipeline(costs, pool, budget - idle * slowest, Sizes(slowest), most, number)
     best, micro_batches, limit, each = -1.0, 1, 1, 0.0
     for v in range(1, MOST_COUNTED + 1):
         even = budget / (v + bubbles.of(v))
@@ -316,19 +327,6 @@ def _open(costs: ClassCosts, pool: SequencePool, first: int, target: float, most
         return _Pipeline(costs, pool, left, Sizes(alone * ROUND), most)
     budget = micro_batches * ((each - light_c) + light_c)
     return _Pipeline(costs, pool, budget, Sizes(each), most)
-
-
-def _choose_sizes(
-    ramps: Ramps, budget: float, alone: float, most_ms: float, light_c: float
-) -> Sizes:
-    """Choose the sizes of the most work; one of them is at least ``alone`` ms."""
-    best, chosen = -1.0, Sizes(most_ms, 1)
-    for v in range(1, MOST_COUNTED + 1):
-        sizes, work = ramps.spread(v, budget, most_ms, light_c)
-        if work <= best or (v > 1 and sizes.of(0) < alone):
-            break
-        best, chosen = work, sizes
-    return chosen
 
 
 def estimate_ms(costs: ClassCosts, pipeline: PipelineBins) -> float:

@@ -8,7 +8,6 @@ from math import inf
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.assembly import Selected
-from seqplan.planner.placement.exchange import ROUGHLY
 from seqplan.planner.placement.fill import Placement
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.problem import PlanningProblem
@@ -17,8 +16,10 @@ from seqplan.planner.strategies.polishing import (
     bound_placement_ms,
     choose_sizes,
     exchange,
+    exchange_roughly,
     place_on_ramps,
     polish,
+    polish_stages,
 )
 from seqplan.planner.strategies.search import POLISHED, Search
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes, layouts_of
@@ -27,6 +28,12 @@ from seqplan.plans.scheme import Scheme, Strategy
 
 CONSTRUCTED_GAIN = 1e-3
 """Share by which a constructed strategy has to beat the best, so that ties keep a candidate."""
+
+FEW = 256
+"""Sequences up to which fills leave pipelines without stages uneven enough to mislead."""
+
+MOST_AGAIN = 4
+"""Placements that are exchanged because a fill finds them near the best."""
 
 _BoundedLayout = tuple[float, float, LayoutSchemes]
 """A layout after the bound of its steps with sync, and its sync (ms)."""
@@ -51,9 +58,10 @@ def select(
     3. With ``tailor``, strategies made for the batch are tried: one of each layout of the
        candidates (``Constructive``), then the homogeneous ones; the best is changed while that
        shortens the step (``Search.improve``).
-    4. Strategies with stages are tried again with the sizes of ramps (``_choose_sizes``), and
-       those without stages once more if the best has stages: it was chosen by an estimate.
-    5. The best placement is polished and gets a close bound (``polish``). Without ``prove`` it has
+    4. Strategies with stages are tried again with the sizes of ramps (``_choose_sizes``).
+    5. If it has stages, or if sequences are few, those that a fill finds a little slower are
+       exchanged too: a fill estimates stages, and leaves few sequences uneven (``_look_again``).
+    6. The best placement is polished and gets a close bound (``polish``). Without ``prove`` it has
        the cheap one, and no linear program is solved.
 
     The best has the least time with its ``sync``. If no candidate holds the longest
@@ -77,8 +85,8 @@ def select(
         raise Infeasible(_too_long(batch, candidates, models, tailor=tailor))
     search.times[best.strategy] = best.objective_ms
     best = _choose_sizes(search, best, holding, bounded)
-    if best.fleet.has_stages:
-        best = _try_without_stages(search, best, holding, bounded)
+    if best.fleet.has_stages or len(batch.lengths) <= FEW:
+        best = _look_again(search, best, holding, bounded)
     if best.fleet.has_stages:
         proven = bound_placement_ms(batch, best, prove=prove)
     else:
@@ -152,7 +160,7 @@ def _choose_sizes(
     """
     batch, known = search.batch, best
     if best.fleet.has_stages:
-        known = best = exchange(batch, best, effort=ROUGHLY)
+        known = best = exchange_roughly(batch, best)
         search.times[best.strategy] = best.objective_ms
         known = place_on_ramps(batch, best.fleet, best.objective_ms) or best
     staged = [
@@ -167,29 +175,49 @@ def _choose_sizes(
     return choose_sizes(batch, best, None if ramped is best else ramped, extra_ms)
 
 
-def _try_without_stages(
+def _look_again(
     search: Search,
     best: Placement,
     strategies: Sequence[Strategy],
     layouts: Sequence[_BoundedLayout],
 ) -> Placement:
-    """Return the best placement without stages if it beats one with stages, both after exchanges.
+    """Return the best placement after exchanges also of some that fills find slower.
 
-    Strategies with stages are chosen by estimates, which it may exceed. On some strategies, the
-    homogeneous ones and those constructed of ``layouts``.
+    A fill leaves few sequences uneven, and estimates stages. Exchanged are the nearest of some
+    strategies, the homogeneous ones and those constructed of ``layouts``, if their bounds allow it.
     """
+    if not best.fleet.has_stages:
+        best = exchange(search.batch, best)
     limit_ms = search.total_ms(best)
-    flat = [entry for entry in layouts if entry[0] < limit_ms and entry[2].layout[1] == 1]
-    schemes = [scheme for _, _, layout in flat for scheme in layout.models]
+    near_ms = limit_ms * POLISHED
+    below = [entry for entry in layouts if entry[0] < limit_ms]
+    schemes = [scheme for _, _, layout in below for scheme in layout.models]
     homogeneous = [Strategy.from_counts({s: search.gpus // s.gpus}) for s in schemes]
-    without = [s for s in strategies if all(scheme.pp == 1 for scheme, _ in s.counts)]
-    promising = [s for s in [*without, *homogeneous] if search.bound_total_ms(s) < limit_ms]
-    chosen = search.choose(None, promising)
-    chosen = _construct_strategies(search, chosen, flat) or chosen
-    if chosen is None or search.total_ms(chosen) >= limit_ms * POLISHED:
-        return best
-    exchanged = exchange(search.batch, chosen)
-    return exchanged if search.total_ms(exchanged) < limit_ms else best
+    others = dict.fromkeys([*strategies, *homogeneous])
+    promising = [s for s in others if search.bound_total_ms(s) < limit_ms]
+    placements = {best.strategy: best}
+    for strategy in promising:
+        placement = search.place(strategy, near_ms)
+        if placement is not None:
+            placements.setdefault(strategy, placement)
+    for _, sync_ms, layout in below:
+        constructed = Constructive(layout, search.batch, search.gpus).place(near_ms - sync_ms)
+        if constructed is not None:
+            placements.setdefault(constructed.strategy, constructed)
+    del placements[best.strategy]
+    again = best
+
+    def rate(placement: Placement) -> float:
+        return search.total_ms(placement) + search.bound_total_ms(placement.strategy)
+
+    for placement in sorted(placements.values(), key=rate)[:MOST_AGAIN]:
+        by_effort = exchange_roughly if placement.fleet.has_stages else exchange
+        exchanged = by_effort(search.batch, placement)
+        if search.total_ms(exchanged) < search.total_ms(again) * (1 - CONSTRUCTED_GAIN):
+            again = exchanged
+    if again is not best and again.fleet.has_stages:
+        again = polish_stages(search.batch, again)
+    return again
 
 
 def _bound_layouts(search: Search, layouts: Sequence[LayoutSchemes]) -> list[_BoundedLayout]:

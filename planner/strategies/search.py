@@ -74,7 +74,7 @@ class Search:
         if self.speeds is not None:
             fitted = self.speeds.fit(strategy, {scheme: self.models[scheme] for scheme in schemes})
         strategies = [fitted, *(Strategy.from_counts({scheme: 1}) for scheme in schemes)]
-        placed = (self._place(strategy) for strategy in strategies)
+        placed = (self.place(strategy) for strategy in strategies)
         first = next(placed)
         if first is None:
             first = min(filter(None, placed), key=self.total_ms)
@@ -130,7 +130,7 @@ class Search:
             below_ms = inf if best is None else self._limit_ms(best)
             if totals[strategy] >= below_ms:
                 break
-            best = self._place(strategy, below_ms, ramped=ramped) or best
+            best = self.place(strategy, below_ms, ramped=ramped) or best
         return best
 
     def _improve_start(self, start: SearchStart) -> Placement:
@@ -151,7 +151,7 @@ class Search:
                 return None
             if strategy not in visited:
                 visited.add(strategy)
-                placement = self._place(strategy, self._limit_ms(best))
+                placement = self.place(strategy, self._limit_ms(best))
                 if placement is not None:
                     return placement
         return None
@@ -160,7 +160,7 @@ class Search:
         """Return the time with sync (ms) below which a placement is better."""
         return self.total_ms(best) * (1 - LEAST_GAIN)
 
-    def _place(
+    def place(
         self, strategy: Strategy, below_ms: float = inf, *, ramped: bool = False
     ) -> Placement | None:
         """Place the batch on a strategy; None if that does not end before ``below_ms``."""

@@ -28,7 +28,8 @@ from seqplan.planner.placement.fill import (
 )
 from seqplan.planner.placement.fill_tables import NO_RAMPS, ClassCosts, FillTables
 from seqplan.planner.placement.fleet import ClassMode, PipelineClass
-from seqplan.planner.placement.greedy import MOST_COUNTED, PythonFill
+from seqplan.planner.placement.greedy import PythonFill
+from seqplan.planner.placement.micro_batch_sizes import MOST_COUNTED, MOST_EQUAL
 
 LIGHT, HEAVY = ClassMode(0.0, 1.0, 2.0, 8, "none"), ClassMode(0.0, 1.4, 2.0, 40, "full")
 MODES = PipelineClass(1, HEAVY.a, HEAVY.b, HEAVY.c, HEAVY.capacity, 1, 1, 1, (LIGHT, HEAVY))
@@ -106,6 +107,29 @@ def test_fills_with_modes_have_the_same_bits(first: int) -> None:
 
 
 @compiled
+@pytest.mark.parametrize("together", range(5))
+def test_fills_of_about_equal_lengths_have_the_same_bits(together: int) -> None:
+    shared = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        (classes, batch), length = random_case_with_modes(rng), int(rng.integers(1, 60))
+        equal = rng.integers(length, length * 9 // 8 + 1, int(rng.integers(1, 90)))
+        batch = Batch.from_lengths([*equal.tolist(), *([1] * (seed % 2))])
+        tables = FillTables.from_batch(batch)
+        in_python, in_c = PythonFill(tables, batch.multiplicity), NativeFill(batch.multiplicity)
+        target = float(rng.uniform(1, 3000))
+        for k in classes:
+            costs = tables.find_costs(k, together=together)
+            for fill in (in_python, in_c):
+                fill.fill_class(costs, k.count, min(k.capacity, batch.longest), 0, target)
+        placed = [(placement.unpack(), times) for placement, times in in_c.placements()]
+        assert placed == in_python.placements(), seed
+        micro_batches = [bin_ for pipelines, _ in placed for bins in pipelines for bin_ in bins]
+        shared += sum(sum(n for _, n in bin_) == together for bin_ in micro_batches)
+    assert shared > 30 or together == 0
+
+
+@compiled
 @pytest.mark.parametrize("of_modes", [False, True])
 def test_spent_lengths_are_skipped_in_both(of_modes: bool) -> None:
     """A length without sequences opens no pipeline, and is in no micro-batch."""
@@ -139,7 +163,7 @@ def arrays_of(costs: ClassCosts) -> list[Any]:
     ]
 
 
-BUBBLES = (0.0, 0.0, 0.0, NO_RAMPS, NO_RAMPS)
+BUBBLES = (0.0, 0.0, 0.0, 0, 0, NO_RAMPS, NO_RAMPS)
 """Those of one stage."""
 
 
@@ -172,7 +196,10 @@ def test_costs_that_do_not_fit_are_rejected() -> None:
         make_costs(*arrays, 0, *BUBBLES)
     for bubbles in ((-1.0, 0.0, 0.0), (0.0, float("nan"), 0.0), (0.0, 0.0, float("inf"))):
         with pytest.raises(ValueError, match="bubbles must be finite"):
-            make_costs(*arrays, 1, *bubbles, NO_RAMPS, NO_RAMPS)
+            make_costs(*arrays, 1, *bubbles, *BUBBLES[3:])
+    for together in (-1, MOST_EQUAL + 1):
+        with pytest.raises(ValueError, match="together must be 0 to 16"):
+            make_costs(*arrays, 1, *BUBBLES[:4], together, *BUBBLES[5:])
     for shares, weights, why in (
         ([1.0, 0.5], [1.5], "sizes must be of one number"),
         ([1.0], [0.0], "weights of sizes"),
@@ -181,7 +208,7 @@ def test_costs_that_do_not_fit_are_rejected() -> None:
         ([float("nan")], [1.5], "shares of the largest"),
     ):
         with pytest.raises(ValueError, match=why):
-            make_costs(*arrays, 2, *BUBBLES[:3], np.array(shares), np.array(weights))
+            make_costs(*arrays, 2, *BUBBLES[:5], np.array(shares), np.array(weights))
 
 
 @compiled

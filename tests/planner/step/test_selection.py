@@ -67,7 +67,8 @@ def test_no_candidates_are_needed() -> None:
     times = tuple((layout, 1e4 / (layout[0] * layout[1])) for layout in layouts)
     sync = LayoutSyncTimes(0.0, 0.0, "by hand", times)
     selected = select(batch, [], models, 64, sync=sync)
-    assert_sound(selected.placement.fleet, batch, selected.placement.filling)
+    fleet, filling = selected.placement.fleet, selected.placement.filling
+    assert_sound(fleet, batch, filling, in_order=fleet.has_stages)
     static = best_homogeneous([batch], models, 64, sync)
     reached = selected.placement.objective_ms + sync.of_strategy_ms(selected.placement.strategy)
     assert reached <= (static[1][0] + sync.of_strategy_ms(static[0])) * 1.001

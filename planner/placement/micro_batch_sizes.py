@@ -28,7 +28,7 @@ longer; with 10 in its place, up to 3 %."""
 
 
 def choose_number(costs: ClassCosts, first: int, budget: float) -> tuple[int, int, float]:
-    """Choose how many sequences of one length share a micro-batch, so that the most fit a budget.
+    """Choose how many sequences of one length share a micro-batch: as many as fit a budget.
 
     Returns that number, how many micro-batches there are, the last perhaps with fewer, and the cost
     of a full one (ms). The number is 0 if that of ``MOST_EQUAL`` is the best: then any size does.

@@ -374,13 +374,16 @@ def check_feasible(
             "another number of GPUs, or a profile with another degree"
         )
     if not models:
+        shards = workload.optimizer_shards
+        if shards and replace(workload, optimizer_shards=None).models(profile):
+            raise Infeasible(
+                f"optimizer_shards {shards}: states in so few parts leave no room for tokens on "
+                f"any scheme of {profile.name}. Raise optimizer_shards"
+            )
         smallest = min((entry.scheme for entry in profile.schemes), key=lambda s: s.gpus)
-        fitting = [e for e in profile.schemes if e.scheme.gpus <= workload.gpus]
-        why = (
-            "the model states leave no room for tokens on any scheme that fits"
-            if fitting
-            else f"the smallest scheme to choose from, {smallest}, takes {smallest.gpus}"
-        )
+        why = f"the smallest scheme to choose from, {smallest}, takes {smallest.gpus}"
+        if smallest.gpus <= workload.gpus:
+            why = "the model states leave no room for tokens on any scheme that fits"
         few = "1 GPU is" if workload.gpus == 1 else f"{workload.gpus} GPUs are"
         raise Infeasible(f"{few} too few for {profile.name}: {why}; add GPUs")
     longest = min(int(lengths.max()), workload.max_len)

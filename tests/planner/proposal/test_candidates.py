@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from instances import LLAMA_32B, batch_of
 
-from seqplan import Workload, find_profile, make_proposal
+from seqplan import Infeasible, Workload, find_profile, make_proposal
 from seqplan.planner.proposal.candidates import Effort, propose
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import layouts_of
@@ -83,3 +83,14 @@ def test_a_plain_list_of_lengths_is_proposed_for() -> None:
     lengths = [100, 700, 2000, 90]
     proposal = make_proposal(profile, workload, lengths)
     assert proposal.to_json() == make_proposal(profile, workload, np.array(lengths)).to_json()
+
+
+def test_shards_that_leave_no_room_are_named() -> None:
+    """More GPUs do not help: the states stay in as many parts."""
+    profile, lengths = find_profile("llama3-70b-h100-80gb"), [700, 2000, 8000]
+    few = Workload(1024, 8192, 8000, optimizer_shards=2)
+    with pytest.raises(Infeasible, match=r"^optimizer_shards 2: .* Raise optimizer_shards$"):
+        make_proposal(profile, few, lengths)
+    too_few_gpus = Workload(8, 8192, 8000, optimizer_shards=2)
+    with pytest.raises(Infeasible, match="8 GPUs are too few"):
+        make_proposal(profile, too_few_gpus, lengths)

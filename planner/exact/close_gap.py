@@ -6,8 +6,9 @@ from importlib import import_module
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.exact.instance import Instance
-from seqplan.planner.exact.model import DETERMINISTIC_LIMIT, ExactSolution, solve
+from seqplan.planner.exact.model import DETERMINISTIC_LIMIT, LEAST_GAIN, ExactSolution, solve
 from seqplan.planner.exact.placement import placement_of
+from seqplan.planner.exact.repack import improve_stages
 from seqplan.planner.exact.shared_ranks import SharedRanks
 from seqplan.planner.placement.exchange import exchange_sequences
 from seqplan.planner.placement.fill import Filling, Placement
@@ -75,9 +76,13 @@ def close_gap(
     if answered is None:
         return placement, bound_ms
     solution, filling = answered
-    proven_ms = max(bound_ms, solution.bound_ms)
-    if filling is not None:
-        filling = exchange_sequences(placement.fleet, batch, filling, proven_ms)
-    if filling is not None and filling.objective_ms < time_ms:
-        placement = Placement(placement.fleet, filling)
+    fleet, proven_ms = placement.fleet, max(bound_ms, solution.bound_ms)
+    fillings = [] if filling is None else [exchange_sequences(fleet, batch, filling, proven_ms)]
+    if fleet.has_stages and time_ms > proven_ms * (1 + 2 * LEAST_GAIN):
+        fillings = [
+            improve_stages(fleet, batch, some, proven_ms) for some in (placement.filling, *fillings)
+        ]
+    for some in fillings:
+        if some.objective_ms < placement.objective_ms:
+            placement = Placement(fleet, some)
     return placement, min(proven_ms, placement.objective_ms)

@@ -13,6 +13,7 @@ from seqplan.planner.placement.fill import Filling
 from seqplan.planner.placement.fill_tables import FillTables
 from seqplan.planner.placement.fleet import Bin, PipelineBins, PipelineClass
 from seqplan.planner.placement.greedy import estimate_ms
+from seqplan.planner.placement.ordered_times import put_in_order
 from seqplan.planner.placement.pack import pack
 
 
@@ -34,17 +35,18 @@ def placement_of(instance: Instance, answer: ExactSolution) -> Filling | None:
     extra = _assign_negligible(instance, members)
     if extra is None:
         return None
-    bins: list[PipelineBins] = []
+    timed: list[tuple[float, PipelineBins]] = []
     for p, pipeline_class in enumerate(pipelines):
         options = [_pack(instance, pipeline_class, members[p] + extra[p])]
         if formed[p] and not unformed[p] and not extra[p]:
             options.append(tuple(_bin(micro) for micro in formed[p].values()))
-        bins.append(min(options, key=lambda micro: _time_ms(instance, pipeline_class, micro)))
+        in_order = [_put_in_order(instance, pipeline_class, bins) for bins in options]
+        timed.append(min(in_order, key=lambda option: option[0]))
     placements, times, first = [], [], 0
     for pipeline_class in instance.fleet.classes:
-        of_class = tuple(bins[first : first + pipeline_class.count])
-        placements.append(of_class)
-        times.append(tuple(_time_ms(instance, pipeline_class, micro) for micro in of_class))
+        of_class = timed[first : first + pipeline_class.count]
+        placements.append(tuple(bins for _, bins in of_class))
+        times.append(tuple(time_ms for time_ms, _ in of_class))
         first += pipeline_class.count
     return Filling(tuple(placements), tuple(times))
 
@@ -102,5 +104,11 @@ def _work_ms(pipeline_class: PipelineClass, length: int) -> float:
     return length * (pipeline_class.a * length + pipeline_class.b)
 
 
-def _time_ms(instance: Instance, pipeline_class: PipelineClass, bins: PipelineBins) -> float:
-    return estimate_ms(FillTables.from_batch(instance.batch).find_costs(pipeline_class), bins)
+def _put_in_order(
+    instance: Instance, pipeline_class: PipelineClass, bins: PipelineBins
+) -> tuple[float, PipelineBins]:
+    """Return the time of micro-batches (ms), with stages as simulated, and their best order."""
+    costs = FillTables.from_batch(instance.batch).find_costs(pipeline_class)
+    filling = Filling(((bins,),), ((estimate_ms(costs, bins),),))
+    ordered = put_in_order([costs], filling)
+    return ordered.objective_ms, ordered.bins[0][0]

@@ -7,7 +7,7 @@ max·(pp − 1 + V), which is never below S.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
@@ -79,6 +79,19 @@ def pack(pipeline_class: PipelineClass, lengths: Sequence[int]) -> Packing:
         raise AssertionError("one sequence per micro-batch always fits")
     micro_batches = tuple(tuple(micro) for micro in best if micro)
     return Packing(micro_batches, best_ms, min(bound, best_ms))
+
+
+def list_packings(
+    pipeline_class: PipelineClass, lengths: Sequence[int]
+) -> Iterator[list[list[int]]]:
+    """List a packing of each number of micro-batches; none is longer than MaxLen."""
+    work = [length * (pipeline_class.a * length + pipeline_class.b) for length in lengths]
+    padded = [pipeline_class.pad(length) for length in lengths]
+    for v in range(_least_micro_batches(pipeline_class, padded), len(lengths) + 1):
+        packed = _largest_first(pipeline_class, v, work, padded)
+        if packed is not None:
+            _improve(pipeline_class, packed, work, padded)
+            yield [micro for micro in packed if micro]
 
 
 def _bound_at(pipeline_class: PipelineClass, v: int, work: Sequence[float]) -> float:

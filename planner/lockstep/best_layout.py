@@ -81,14 +81,15 @@ def best_micro_steps(
     for bound, _, models in sorted(bounds, key=lambda entry: entry[:2]):
         if best is not None and bound >= best.total_ms:
             break
+        scheme = next(iter(models)).scheme
+        layout = scheme.tp, scheme.pp
+        one_ms, more_ms = (compute_exposed_ms(sync, layout, number) for number in (1, 2))
         try:
-            micro_steps = plan_micro_steps(batch, list(models), gpus, multiple)
+            micro_steps = plan_micro_steps(batch, list(models), gpus, multiple, more_ms - one_ms)
         except ValueError as error:
             raise Infeasible(f"step {batch.step}: {error}") from None
         if micro_steps is None:
             continue
-        scheme = next(iter(models)).scheme
-        layout = scheme.tp, scheme.pp
         planned = LayoutMicroSteps(
             layout, micro_steps, compute_exposed_ms(sync, layout, len(micro_steps.micro_steps))
         )

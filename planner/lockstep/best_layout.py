@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
@@ -15,6 +15,7 @@ from seqplan.planner.lockstep.bounds.micro_step_bounds import (
 )
 from seqplan.planner.lockstep.micro_steps import MicroSteps
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
+from seqplan.planner.lockstep.split_modes import split_modes
 from seqplan.planner.sync.times import Layout, SyncTimes
 from seqplan.plans.scheme import Scheme
 
@@ -72,27 +73,65 @@ def best_micro_steps(
     None if no layout holds the longest sequence; ``Infeasible`` if sequences are too few for the
     multiple.
     """
+    best = list_best_micro_steps(batch, layouts, gpus, sync, multiple)
+    return best[-1].start if best else None
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """Micro-steps of a layout as they were found, and those to improve: the same or split ones."""
+
+    found: MicroSteps
+    start: LayoutMicroSteps
+
+
+def list_best_micro_steps(
+    batch: Batch,
+    layouts: Iterable[Collection[SchemeModel]],
+    gpus: int,
+    sync: SyncTimes | None,
+    multiple: int = 1,
+) -> list[Finalist]:
+    """List the best micro-steps as found, and if they are faster, the best split ones.
+
+    As ``best_micro_steps``; empty if no layout holds the longest sequence.
+    """
     bounds = [
         (bound, number, models)
         for number, models in enumerate(layouts)
         if (bound := layout_bound_ms(batch, models, gpus, sync)) is not None
     ]
-    best: LayoutMicroSteps | None = None
+    as_found: Finalist | None = None
+    best: Finalist | None = None
     for bound, _, models in sorted(bounds, key=lambda entry: entry[:2]):
-        if best is not None and bound >= best.total_ms:
+        if best is not None and bound >= best.start.total_ms:
             break
-        scheme = next(iter(models)).scheme
-        layout = scheme.tp, scheme.pp
-        one_ms, more_ms = (compute_exposed_ms(sync, layout, number) for number in (1, 2))
         try:
-            micro_steps = plan_micro_steps(batch, list(models), gpus, multiple, more_ms - one_ms)
+            found = plan_micro_steps(batch, list(models), gpus, multiple)
         except ValueError as error:
             raise Infeasible(f"step {batch.step}: {error}") from None
-        if micro_steps is None:
+        if found is None:
             continue
-        planned = LayoutMicroSteps(
-            layout, micro_steps, compute_exposed_ms(sync, layout, len(micro_steps.micro_steps))
-        )
-        if best is None or planned.total_ms < best.total_ms:
-            best = planned
-    return best
+        scheme = next(iter(models)).scheme
+        layout = scheme.tp, scheme.pp
+        sync_ms = compute_exposed_ms(sync, layout, len(found.micro_steps))
+        planned = Finalist(found, LayoutMicroSteps(layout, found, sync_ms))
+        split = split_finalist(planned, batch, sync, multiple)
+        if as_found is None or planned.start.total_ms < as_found.start.total_ms:
+            as_found = planned
+        if best is None or split.start.total_ms < best.start.total_ms:
+            best = split
+    if as_found is None or best is None:
+        return []
+    return [as_found] if best.start.micro_steps is best.found else [as_found, best]
+
+
+def split_finalist(
+    planned: Finalist, batch: Batch, sync: SyncTimes | None, multiple: int
+) -> Finalist:
+    """Split micro-steps (``split_modes``) if the step with its sync then ends earlier."""
+    start = planned.start
+    micro_steps = split_modes(start.micro_steps, batch, multiple)
+    sync_ms = compute_exposed_ms(sync, start.layout, len(micro_steps.micro_steps))
+    split = LayoutMicroSteps(start.layout, micro_steps, sync_ms)
+    return replace(planned, start=split) if split.total_ms < start.total_ms else planned

@@ -11,7 +11,13 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.linear_program import load_solver
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
-from seqplan.planner.lockstep.best_layout import best_micro_steps, of_layouts
+from seqplan.planner.lockstep.best_layout import (
+    Finalist,
+    LayoutMicroSteps,
+    list_best_micro_steps,
+    of_layouts,
+    split_finalist,
+)
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.lockstep.proof import CLOSE, QUICK, prove_micro_steps
 from seqplan.planner.lockstep.replan_pairs import replan_pairs
@@ -19,6 +25,10 @@ from seqplan.planner.placement.assembly import with_bound
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.sync.times import Layout, layouts_of
 from seqplan.plans.plan import Plan, Provenance
+
+CLEARLY = 0.99
+"""Split micro-steps that take more of the time of those that were found are not improved: these
+are, which takes as long, and are split after that."""
 
 
 class LockstepPlanner:
@@ -45,29 +55,42 @@ class LockstepPlanner:
         """Plan the micro-steps of a batch; ``Infeasible`` if no group holds a sequence."""
         problem = self._problem
         gpus = problem.workload.gpus
-        best = best_micro_steps(
+        finalists = list_best_micro_steps(
             batch, self._layouts, gpus, problem.sync, problem.micro_step_multiple
         )
-        if best is None:
+        if not finalists:
             limit = max(model.max_sequence for models in self._layouts for model in models)
             sample = batch.ids[batch.lengths.index(batch.longest)]
             raise Infeasible(
                 f"step {batch.step}: sequence {sample} has {batch.longest} tokens, but no group of "
                 f"{gpus} GPUs holds more than {limit}; truncate it or use more GPUs"
             )
-        micro_steps = best.micro_steps
-        if self._proof:
-            micro_steps = prove_micro_steps(micro_steps, batch, self._proof)
-            if problem.micro_step_multiple == 1:
-                micro_steps = replan_pairs(micro_steps, batch, self._models_of(best.layout), gpus)
+        first_ms, last_ms = finalists[0].start.total_ms, finalists[-1].start.total_ms
+        if self._proof and last_ms > first_ms * CLEARLY:
+            finalists = finalists[:1]
+        improved = [self._improve(finalist, batch) for finalist in finalists]
+        best = min(improved, key=lambda planned: planned.total_ms)
         return assemble_micro_steps(
             batch,
-            micro_steps,
+            best.micro_steps,
             self._provenance,
             gpus,
             forward_fraction=problem.profile.forward_fraction,
             sync_ms=None if problem.sync is None else round(best.sync_ms, 3),
         )
+
+    def _improve(self, finalist: Finalist, batch: Batch) -> LayoutMicroSteps:
+        """Bound a finalist, plan its pairs anew, and split what remains of few groups."""
+        problem, start = self._problem, finalist.start
+        if not self._proof:
+            return start
+        gpus, multiple = problem.workload.gpus, problem.micro_step_multiple
+        proven = prove_micro_steps(finalist.found, batch, self._proof)
+        micro_steps = start.micro_steps.with_bound(proven.lower_bound_ms)
+        if multiple == 1:
+            micro_steps = replan_pairs(micro_steps, batch, self._models_of(start.layout), gpus)
+        improved = replace(finalist, start=replace(start, micro_steps=micro_steps))
+        return split_finalist(improved, batch, problem.sync, multiple).start
 
     def prove(self, plan: Plan) -> Plan:
         """Return the plan with the closest bound over its layout that can be proven."""

@@ -23,27 +23,21 @@ from seqplan.planner.lockstep.bounds.micro_step_bounds import (
 )
 from seqplan.planner.lockstep.micro_steps import MicroStep, MicroSteps
 from seqplan.planner.lockstep.one_mode import plan_one_mode
-from seqplan.planner.lockstep.split_modes import split_modes
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.plans.scheme import Scheme
 
 
 def plan_micro_steps(
-    batch: Batch,
-    models: Sequence[SchemeModel],
-    gpus: int,
-    multiple: int = 1,
-    regroup_ms: float = 0.0,
+    batch: Batch, models: Sequence[SchemeModel], gpus: int, multiple: int = 1
 ) -> MicroSteps | None:
     """Find good micro-steps for a batch on schemes of one layout; None if it does not fit.
 
     One search for each recomputation mode, and with groups of powers of two alone as well; then
-    each micro-batch takes the cheapest mode that holds it, and micro-steps of few groups may be
-    split (``split_modes``, with ``regroup_ms``). Their number is a multiple of ``multiple``;
-    ``ValueError`` if sequences are fewer.
+    each micro-batch takes the cheapest mode that holds it. Their number is a multiple of
+    ``multiple``; ``ValueError`` if sequences are fewer.
     """
     best = plan_best_choice(batch, models, list_choices(models), gpus, multiple)
-    return None if best is None else split_modes(best.micro_steps, batch, multiple, regroup_ms)
+    return None if best is None else best.micro_steps
 
 
 Choice = tuple[tuple[Scheme, ...], str | None]

@@ -19,13 +19,10 @@ FEW_GROUPS, FEW_SEQUENCES = 4, 500
 """Groups of a micro-step, and sequences of a batch, up to which micro-steps are split."""
 
 
-def split_modes(
-    micro_steps: MicroSteps, batch: Batch, multiple: int, regroup_ms: float
-) -> MicroSteps:
+def split_modes(micro_steps: MicroSteps, batch: Batch, multiple: int = 1) -> MicroSteps:
     """Split micro-steps of few groups into several of cheaper modes, if the step then ends earlier.
 
-    Those of one group are split together. Their number stays a multiple of ``multiple``;
-    ``regroup_ms``: by how much the sync of several micro-steps takes longer than that of one.
+    Those of one group are split together. Their number stays a multiple of ``multiple``.
     """
     if len(batch.lengths) > FEW_SEQUENCES or not any(k.modes for k in micro_steps.classes):
         return micro_steps
@@ -39,8 +36,7 @@ def split_modes(
     for k, of_group in together.items():
         positions = tuple(i for micro_step in of_group for i in micro_step.groups[0][1])
         best = _split(best, of_group, [(k, positions)], batch)
-    more_ms = regroup_ms if len(micro_steps.micro_steps) == 1 else 0.0
-    if len(best.micro_steps) % multiple or best.objective_ms + more_ms >= micro_steps.objective_ms:
+    if best is micro_steps or len(best.micro_steps) % multiple:
         return micro_steps
     return best.with_bound(micro_steps.lower_bound_ms)
 

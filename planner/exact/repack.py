@@ -89,7 +89,7 @@ class _Search:
         self._best_ms = 0.0
 
     def find_best(self, bins: PipelineBins, time_ms: float) -> PipelineBins:
-        """Return the best packing found; the given one, of this time (ms), if none ends earlier."""
+        """Return the best packing found, or the given one of this time (ms)."""
         self._best, self._best_ms = bins, time_ms
         if len(self._lengths) > MOST_IMPROVED:
             return bins
@@ -145,7 +145,7 @@ class _Search:
         return mode.micro_batch_ms(lengths), mode.forward_fraction
 
     def _try(self, packed: Sequence[Sequence[int]]) -> None:
-        """Simulate a packing in several orders, if its least time is below the best known one."""
+        """Simulate a packing in several orders, if it may end before the best."""
         weighed = [self._weigh(micro) for micro in packed]
         costs_ms, shares = [cost for cost, _ in weighed], [share for _, share in weighed]
         number, total_ms, slowest_ms = len(packed), sum(costs_ms), max(costs_ms)

@@ -20,7 +20,7 @@ FEW_GROUPS, FEW_SEQUENCES = 4, 500
 
 
 def split_modes(micro_steps: MicroSteps, batch: Batch, multiple: int = 1) -> MicroSteps:
-    """Split micro-steps of few groups into several of cheaper modes, if the step then ends earlier.
+    """Split micro-steps of few groups into several of cheaper modes, if that is faster.
 
     Those of one group are split together. Their number stays a multiple of ``multiple``.
     """

@@ -8,7 +8,7 @@ the optimizer's) / ranks; with 4 / ranks of summed gradients from the last backw
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,13 +99,11 @@ class ShardedStates(UnitStates):
         self.syncs = [
             collective_sync(over, layout) for over, layout in zip(groups, layouts, strict=True)
         ]
-        for name, module in modules:
-            # Shared parameters belong to an earlier unit; the root waits for what only it has.
-            parameters = module.parameters() if name else module.parameters(recurse=False)
+        for module, parameters, is_inside in _iterate_users(model, modules):
             needed = {unit_of[id(p)] for p in parameters if id(p) in unit_of}
             if needed:
-                wait = module.register_forward_pre_hook(self._waits_for(sorted(needed)))
-                self._hooks.append(wait)
+                hook = self._waits_for(sorted(needed), is_inside)
+                self._hooks.append(module.register_forward_pre_hook(hook))
         for unit, over in zip(units, groups, strict=True):
             with communicating("taking over the first rank's parameters"):
                 dist.broadcast(unit.flat, dist.get_global_rank(over, 0), group=over)
@@ -140,8 +138,11 @@ class ShardedStates(UnitStates):
         whole = elements.numel() > layout.numel
         return elements.view(-1, *shape[1:]) if whole else elements.view(shape)
 
-    def _waits_for(self, units: list[int]) -> Any:
+    def _waits_for(self, units: list[int], is_inside: bool) -> Any:
         def wait(module: nn.Module, arguments: Any) -> None:
+            # The compiled layer has waited: its graph would depend on its units, and be no other's.
+            if is_inside and torch.compiler.is_compiling():
+                return
             for at in units:
                 self.finish_all_gather(at)
 
@@ -239,6 +240,9 @@ def _unit(
     return unit
 
 
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
 def _unit_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """List every element of a list of modules, then its siblings, in registration order.
 
@@ -249,9 +253,9 @@ def _unit_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     def visit(prefix: str, module: nn.Module) -> None:
         for name, child in module.named_children():
             path = f"{prefix}.{name}" if prefix else name
-            if isinstance(child, nn.ModuleList):
-                modules.extend((f"{path}.{index}", layer) for index, layer in enumerate(child))
-            elif any(isinstance(inner, nn.ModuleList) for inner in child.modules()):
+            if _is_list(child):
+                modules.extend((f"{path}.{key}", layer) for key, layer in child.named_children())
+            elif _contains(child, _CONTAINERS):
                 visit(path, child)
             else:
                 modules.append((path, child))
@@ -259,3 +263,42 @@ def _unit_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     visit("", model)
     modules.append(("", model))
     return modules
+
+
+def _is_list(module: nn.Module) -> bool:
+    """Return whether each element is a unit: those of dictionaries may be lists themselves."""
+    if isinstance(module, nn.ModuleList):
+        return True
+    nested = any(isinstance(child, _CONTAINERS) for child in module.children())
+    return isinstance(module, _CONTAINERS) and not nested and not _contains(module, nn.ModuleList)
+
+
+def _contains(module: nn.Module, kinds: type[nn.Module] | tuple[type[nn.Module], ...]) -> bool:
+    return any(isinstance(inner, kinds) for inner in module.modules())
+
+
+def _iterate_users(
+    model: nn.Module, units: Sequence[tuple[str, nn.Module]]
+) -> Iterator[tuple[nn.Module, list[nn.Parameter], bool]]:
+    """Yield modules with parameters to wait for, and whether a unit's module is around them.
+
+    Those of units, with all that is in them, early; then all modules with their direct parameters.
+    Modules without forward, such as lists of parameters, have theirs with the next one around them.
+    """
+    called = [module for name, module in units if name and _has_forward(module)]
+    inside = {id(inner) for module in called for inner in module.modules()}
+    for module in called:
+        yield module, list(module.parameters()), False
+
+    def visit(module: nn.Module, caller: nn.Module) -> Iterator[Any]:
+        caller = module if _has_forward(module) else caller
+        yield caller, list(module.parameters(recurse=False)), id(caller) in inside
+        for child in module.children():
+            yield from visit(child, caller)
+
+    yield from visit(model, model)
+
+
+def _has_forward(module: nn.Module) -> bool:
+    forward: Any = module.forward
+    return getattr(forward, "__func__", None) is not nn.Module.forward

@@ -284,13 +284,20 @@ class UnitStates:
         """Return the hook that a held parameter calls when backward has added its gradient.
 
         Of unit and states it has weak references: Python does not collect what hooks of a tensor
-        refer to, and these refer to the tensor.
+        refer to, and these refer to the tensor. ``RuntimeError`` if forward used the parameter
+        without waiting for it.
         """
         states, held = ref(self), ref(unit)
+        at = next(place for place, other in enumerate(self.units) if other is unit)
 
         def accumulated(_: Tensor) -> None:
             of_states, of_unit = states(), held()
             if of_states is not None and of_unit is not None:
+                if of_states._gathering[at] is not None:
+                    raise RuntimeError(
+                        f"parameters were used before they were there: {of_unit.name}. Call the "
+                        "module that has them, or give them to the module whose forward uses them"
+                    )
                 of_unit.accumulate(index)
                 of_states._reduction.on_accumulated(of_unit)
 

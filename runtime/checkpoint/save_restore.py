@@ -28,7 +28,19 @@ from seqplan.runtime.checkpoint.checkpoint_files import (
     list_sizes,
     lock_folder,
 )
-from seqplan.runtime.checkpoint.stored_extra import make_storable, read_extra, write_extra
+from seqplan.runtime.checkpoint.parameter_groups import (
+    copy_options,
+    match_groups,
+    name_groups,
+    record_groups,
+)
+from seqplan.runtime.checkpoint.stored_extra import (
+    EXTRA,
+    GROUPS,
+    make_storable,
+    read_values,
+    write_values,
+)
 from seqplan.runtime.checkpoint.stored_slices import (
     StoredSlices,
     check_optimizer_state,
@@ -81,8 +93,8 @@ def save(
     mappings; arrays of numpy come back as tensors; every rank gives some or none.
     ``CheckpointError``, on every rank, if any cannot
     write or another job writes into the folder; the checkpoints there remain. ``ValueError`` if the
-    optimizer lacks what a rank owns, or keeps what cannot be stored, as ``extra`` may, if ``keep``
-    is below 1, and if cursors differ; ``group`` is any CPU group.
+    optimizer lacks what a rank owns, or has states or options that cannot be stored, as ``extra``
+    may, if ``keep`` is below 1, and if cursors differ; ``group`` is any CPU group.
     """
     entries, error_message = {}, None
     try:
@@ -92,6 +104,7 @@ def save(
     except (ValueError, TypeError, RecursionError) as error:  # on all ranks, as others wait
         error_message = str(error)
     _check_together(error_message, cursor, group)
+    record = record_groups(optimizer, None, _name_parameters(states, optimizer), group)
     root = Path(folder)
     final = root / f"step-{cursor.next_step:08d}"
     partial = root / f"{final.name}.partial"
@@ -111,9 +124,10 @@ def save(
         with communicating(_SAVING):
             state_dict_saver.save(entries, checkpoint_id=partial, process_group=group)
 
-    def write_values() -> None:
-        if extra is not None:
-            write_extra(partial, dist.get_rank(group), extra)
+    def write_of_rank() -> None:
+        for kind, values in ((GROUPS, record), (EXTRA, extra)):
+            if values is not None:
+                write_values(partial, dist.get_rank(group), kind, values)
 
     def finish() -> None:
         if not first:
@@ -137,7 +151,7 @@ def save(
             shutil.rmtree(older, ignore_errors=True)
 
     try:
-        for part in (begin, write_states, write_values, finish):
+        for part in (begin, write_states, write_of_rank, finish):
             attempt_together(part, f"{final}: cannot be written", group, _SAVING)
     except CheckpointError:
         if first:
@@ -155,7 +169,8 @@ def restore(
     """Bring back the newest whole checkpoint in ``folder``; None if there is none.
 
     Every rank calls it, before the first step, with the model and optimizer as they were made at
-    the first start; the number of ranks, and the sharding, may be other ones. ``ValueError``
+    the first start; the number of ranks, and the sharding, may be other ones. Options of the
+    optimizer's groups come back by the names of their parameters. ``ValueError``
     if the checkpoint is of another model or optimizer, of a newer format, or has states of the
     optimizer that are no value for each element and belong to other ranges than this job's. If the
     newest is damaged, the one before is restored, with a warning; ``CheckpointError`` if all are,
@@ -191,9 +206,10 @@ def _restore_one(
 
     wanted = list(iterate_owned_parts(states, optimizer))
     error_message, buffers = None, {}
+    options: list[dict[str, Any]] = []
 
     def read() -> tuple[Cursor, StoredSlices | None]:
-        nonlocal error_message, buffers
+        nonlocal error_message, buffers, options
         try:
             cursor, transposed, sharding, saved_by = _read_cursor(path, dist.get_rank(group))
         except (json.JSONDecodeError, UnicodeDecodeError):
@@ -202,6 +218,7 @@ def _restore_one(
             error_message = str(error)
             return Cursor(0, None), None
         stored = StoredSlices(path, transposed, sharding)
+        record = read_values(path, dist.get_rank(group), GROUPS)
         try:
             check_optimizer_state(stored, saved_by, optimizer)
             buffers = {
@@ -209,6 +226,10 @@ def _restore_one(
                 for part in wanted
                 for key in stored.list_needed_keys(part, _sharding(states))
             }
+            if record is not None:  # of a version that stored options
+                names = name_groups(optimizer, _name_parameters(states, optimizer))
+                matched = match_groups(record, names, dist.get_world_size(group))
+                options = copy_options(record, matched)
         except ValueError as error:  # it is whole, and of another job
             error_message = str(error)
         return cursor, stored
@@ -222,14 +243,23 @@ def _restore_one(
     raise_on_all_ranks(error_message, group, _RESTORING)
     attempt_together(load, damaged, group, _RESTORING)
     assert stored is not None
+    for of_group, before in zip(optimizer.param_groups, options, strict=False):
+        of_group.update(before)
     for part in wanted:
         stored.fill(part, states, optimizer, buffers)
     return cursor
 
 
+def _name_parameters(
+    states: UnitStates, optimizer: torch.optim.Optimizer
+) -> list[tuple[str, torch.Tensor]]:
+    parts = iterate_owned_parts(states, optimizer)
+    return [(part.layout.name, part.parameter) for part in parts]
+
+
 def count_extra(folder: str | os.PathLike[str], next_step: int) -> int:
     """Count the ranks that stored ``extra`` in a checkpoint."""
-    return len(list((Path(folder) / f"step-{next_step:08d}").glob("extra-*.pt")))
+    return len(list((Path(folder) / f"step-{next_step:08d}").glob(f"{EXTRA}-*.pt")))
 
 
 def _check_arguments(cursor: Cursor, keep: int) -> None:
@@ -275,7 +305,7 @@ def _read_cursor(path: Path, rank: int) -> tuple[Cursor, frozenset[str], str, st
             f"{path}: format {document.get('format')}, this version reads 1 to {FORMAT}"
         )
     check_sizes(path, document.get("sizes", {}))
-    cursor = Cursor(document["next_step"], document["last_digest"], read_extra(path, rank))
+    cursor = Cursor(document["next_step"], document["last_digest"], read_values(path, rank, EXTRA))
     transposed = frozenset(document.get("transposed", ()))
     before = _SHARDING_BEFORE_4[document.get("owners", "slices")]
     return cursor, transposed, document.get("sharding", before), document.get("optimizer")

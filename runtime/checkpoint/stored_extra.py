@@ -1,4 +1,4 @@
-"""Extra values of a rank in a checkpoint: a file that is read without running any code."""
+"""Values of a rank in a checkpoint: files that are read without running any code."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+EXTRA, GROUPS = "extra", "groups"
+"""Kinds of values: of the caller, and options of the optimizer's groups."""
 
 _STORABLE = (type(None), bool, int, float, str, Tensor)
 """Types that need no trial, which are most values."""
@@ -62,32 +65,32 @@ def _can_restore(value: object) -> bool:
     return True
 
 
-def write_extra(path: Path, rank: int, extra: Mapping[str, Any]) -> None:
-    """Write a rank's values, which ``make_storable`` returned."""
-    with _extra_path(path, rank).open("wb") as file:
-        torch.save(extra, file)
+def write_values(path: Path, rank: int, kind: str, values: Mapping[str, Any]) -> None:
+    """Write a rank's values of a kind, which ``make_storable`` returned."""
+    with _path_of(path, rank, kind).open("wb") as file:
+        torch.save(values, file)
         file.flush()
         os.fsync(file.fileno())
 
 
-def read_extra(path: Path, rank: int) -> Mapping[str, Any] | None:
-    """Read a rank's values, or the first rank's; None without.
+def read_values(path: Path, rank: int, kind: str) -> Mapping[str, Any] | None:
+    """Read a rank's values of a kind, or the first rank's; None without.
 
     ``ValueError`` for classes that are not loaded, of checkpoints written before they were checked.
     """
-    for file in (_extra_path(path, rank), _extra_path(path, 0)):
+    for file in (_path_of(path, rank, kind), _path_of(path, 0, kind)):
         if file.is_file():
             try:
-                extra: Mapping[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+                values: Mapping[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
             except pickle.UnpicklingError:
                 unknown = _list_unknown_classes(file)
                 if not unknown:
                     raise
                 raise ValueError(
-                    f"{path}: extra holds {', '.join(unknown)}. "
+                    f"{path}: {kind} holds {', '.join(unknown)}. "
                     "Allow it with torch.serialization.add_safe_globals"
                 ) from None
-            return extra
+            return values
     return None
 
 
@@ -98,5 +101,5 @@ def _list_unknown_classes(file: Path) -> list[str]:
         return []
 
 
-def _extra_path(path: Path, rank: int) -> Path:
-    return path / f"extra-{rank:05}.pt"
+def _path_of(path: Path, rank: int, kind: str) -> Path:
+    return path / f"{kind}-{rank:05}.pt"

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.checkpoint.parameter_groups import Named
 from seqplan.runtime.checkpoint.save_restore import Cursor, count_extra, restore, save
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.micro_batch import MicroBatchWork
@@ -24,7 +25,6 @@ from seqplan.runtime.huggingface.attached import AttachedModel, copy_state
 from seqplan.runtime.huggingface.attention import IMPLEMENTATION
 from seqplan.runtime.huggingface.expert_saving import save_split_model
 from seqplan.runtime.huggingface.experts import AttachedExperts
-from seqplan.runtime.huggingface.parameter_groups import Named
 from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.losses.router_loss import RoutedLoss
 from seqplan.runtime.losses.token_losses import LossOf, log_probabilities

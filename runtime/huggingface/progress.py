@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,14 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from seqplan.runtime.communicators import raise_on_all_ranks
-from seqplan.runtime.huggingface.parameter_groups import (
+from seqplan.runtime.checkpoint.parameter_groups import (
     Named,
+    copy_options,
     match_groups,
     match_schedule,
     name_groups,
     record_groups,
 )
+from seqplan.runtime.communicators import raise_on_all_ranks
 
 
 def progress(
@@ -69,8 +69,7 @@ def restore_progress(
         if "parameter_groups" in stored:
             record = stored["parameter_groups"]
             matched = match_groups(record, names, dist.get_world_size(group))
-            groups = record["groups"]
-            options = [{} if at is None else groups[at]["options"] for at in matched]
+            options = copy_options(record, matched)
             if schedule is not None:
                 schedule = match_schedule(record, schedule, scheduler.state_dict(), matched)
         else:  # of a version that stored no names
@@ -83,8 +82,7 @@ def restore_progress(
         scheduler.load_state_dict(schedule)
     # Rates too: some schedulers go on from those of the step before.
     for of_group, before in zip(optimizer.param_groups, options, strict=True):
-        # Groups of equal options have one record.
-        of_group.update(copy.deepcopy(before))
+        of_group.update(before)
     if stored["rank"] == dist.get_rank(group):
         _set_random_state(stored["random"], device)
     user: Mapping[str, Any] | None = stored["user"]

@@ -111,6 +111,15 @@ def match_groups(record: Mapping[str, Any], names: list[list[str]], ranks: int) 
     return matched
 
 
+def copy_options(record: Mapping[str, Any], matched: list[int | None]) -> list[dict[str, Any]]:
+    """Copy the options of this rank's groups; empty for a group that the record lacks.
+
+    ``matched``: of ``match_groups``. Groups of equal options have one record.
+    """
+    groups = record["groups"]
+    return [{} if at is None else copy.deepcopy(groups[at]["options"]) for at in matched]
+
+
 _FIX = "Make the optimizer's groups as the job that saved it"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ def restore_progress(
     with groups, or only one of checkpoint and job has a scheduler. ``saved_by``: number of ranks.
     """
     names, error_message = name_groups(optimizer, named), None
-    options: list[Mapping[str, Any]] = []
+    options: Sequence[Mapping[str, Any]] = ()
     schedule: Mapping[str, Any] | None = None
     try:
         if (stored["scheduler"] is None) != (scheduler is None):

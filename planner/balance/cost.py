@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from seqplan.costs.model_files.model_file import find_model
 from seqplan.costs.model_files.vision_tower import GATED_FFN, VisionTower
 from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.costs.profile import Profile
-from seqplan.planner.argument_checks import read_stage_scheme
+from seqplan.planner.argument_checks import check_list, read_stage_scheme
 from seqplan.plans.scheme import Scheme
 
 
@@ -143,7 +143,7 @@ class Cost(Latency):
         return cls.from_profile(Profile.from_document(document, "derived"), scheme)
 
     def calibrate(
-        self, measured: Sequence[tuple[Sequence[Sequence[int]], float]]
+        self, measured: Iterable[tuple[Sequence[Sequence[int]], float]]
     ) -> tuple[Cost, str]:
         """Correct the coefficients by the trainer's times, and describe how.
 
@@ -151,9 +151,16 @@ class Cost(Latency):
         milliseconds that it computed. All three coefficients are fitted if there are enough and
         that predicts a held-out half best, one common factor if that does, or none.
         """
-        for _, ms in measured:
+        check_list("measured", measured, "steps")
+        measured = list(measured)
+        for step in measured:
+            if not isinstance(step, tuple | list) or len(step) != 2:
+                raise TypeError(f"measured: {step!r:.60}. Give micro-batches and milliseconds")
+            micro_batches, ms = step
             if isinstance(ms, bool) or not isinstance(ms, int | float | np.number):
                 raise TypeError(f"measured: {ms!r}. Give milliseconds as a number")
+            if any(len(micro) == 0 for micro in micro_batches):
+                raise ValueError("measured: a micro-batch without sequences. Leave it out")
         samples = [
             Observed(
                 tuple(length for micro in micro_batches for length in micro),

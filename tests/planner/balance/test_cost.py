@@ -84,7 +84,7 @@ def test_coefficients_are_corrected_by_measurements() -> None:
     scaled, how = stated.calibrate(steps(8, 1.7))
     assert how.startswith("scaled")
     assert scaled.b == pytest.approx(stated.b * 1.7, rel=0.02)
-    fitted, how = stated.calibrate(steps(80, None))
+    fitted, how = stated.calibrate(iter(steps(80, None)))
     assert how.startswith("fitted")
     assert (fitted.a, fitted.b) == pytest.approx((true.a, true.b), rel=0.1)
     assert fitted.c == pytest.approx(true.c, rel=0.4)

@@ -68,7 +68,7 @@ class Planner:
         prove: bool = True,
         exact: bool = False,
         slowdown: Sequence[float | None] | None = None,
-        shapes: Sequence[int] = (),
+        shapes: Sequence[int] | None = None,
         expert_parallel: int | None = None,
     ) -> Planner:
         """Plan from a profile, its name or its file.
@@ -100,7 +100,7 @@ class Planner:
         if type(max_len) is int and max_len > MOST_TOKENS:
             raise ValueError(f"max_len must be {MOST_TOKENS} or less, not {max_len}")
         workload = Workload(gpus, max_len, max_len)
-        wanted = execution if slowdown is not None or shapes else None
+        wanted = execution if slowdown is not None or shapes is not None else None
         options = _make_options(packing, seed, prove, exact, wanted, slowdown, gpus, shapes)
         if trainer is not None:
             find_backend(trainer).check_without_data()
@@ -149,7 +149,7 @@ class Planner:
         prove: bool = True,
         exact: bool = False,
         slowdown: Sequence[float | None] | None = None,
-        shapes: Sequence[int] = (),
+        shapes: Sequence[int] | None = None,
     ) -> Planner:
         """Plan from a proposal or its file.
 
@@ -280,7 +280,7 @@ def _make_options(
     execution: ExecutionKind | None = None,
     slowdown: Sequence[float | None] | None = None,
     gpus: int = 0,
-    shapes: Sequence[int] = (),
+    shapes: Sequence[int] | None = None,
 ) -> PlanningOptions:
     for name, switch in (("prove", prove), ("exact", exact)):
         if type(switch) is not bool:
@@ -290,6 +290,8 @@ def _make_options(
         raise TypeError(
             f"shapes: {number}. Give sizes, as choose_plan_shapes(plans, {number}) does"
         )
+    if shapes is not None and len(shapes) == 0:
+        raise ValueError("shapes: none. Give tokens of each, or None")
     return PlanningOptions(
         seed=seed,
         packing=packing,
@@ -297,7 +299,7 @@ def _make_options(
         prove=prove,
         exact=exact,
         slowdown=Slowdown.from_value(slowdown, gpus).slow,
-        shapes=tuple(shapes),
+        shapes=() if shapes is None else tuple(shapes),
     )
 
 

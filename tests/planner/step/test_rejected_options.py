@@ -207,6 +207,9 @@ def plan_loads(loads: Any, **options: Any) -> None:
         (lambda: Mode.list_from_profile(LLAMA, "tp1", True), ValueError, "gpus must be a whole"),
         (lambda: Planner.from_profile(LLAMA, 8, 9).prove(3), TypeError, "plan: 3. Give one of"),
         (lambda: COST.calibrate([([[5]], "3")]), TypeError, "measured: '3'. Give milliseconds"),
+        (lambda: COST.calibrate([[]]), TypeError, "measured: []. Give micro-batches and"),
+        (lambda: COST.calibrate([([[]], 3.0)]), ValueError, "measured: a micro-batch without"),
+        (lambda: Planner.from_profile(LLAMA, 8, 9, shapes=[]), ValueError, "shapes: none. Give"),
     ],
 )
 def test_calls_that_cannot_be(

@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 import secrets
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -208,6 +209,7 @@ class Store:
             table = schema.store
             with self.writing() as connection:
                 self.check_folder()
+                self._write_to_folder()
                 connection.execute(update(table).values(checks=table.c.checks + 1))
             self._checked_at = time.monotonic()
 
@@ -215,6 +217,14 @@ class Store:
         """Raise ``StoreUnavailable`` if the folder of arrays is missing."""
         if not (folder := self.files / "lengths").is_dir():
             raise StoreUnavailable(describe_removed(folder))
+
+    def _write_to_folder(self) -> None:
+        """Write a file without a name: SQLite's log may have room on a disk that is full."""
+        try:
+            with tempfile.TemporaryFile(dir=self.files / "lengths") as file:
+                file.write(bytes(4096))
+        except OSError as error:
+            raise StoreUnavailable(f"{self.files}: {error.strerror}") from None
 
     def _check_in_place(self) -> None:
         """Raise ``StoreUnavailable`` if a SQLite file or its folder was moved or removed."""

@@ -1,9 +1,12 @@
 """A disk that is full or a database that is locked: 503, nothing lost, and it goes on after."""
 
+import errno
 import resource
 import sqlite3
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ from service_process import Served, npy, serving_here
 from stocked_service import WORLD, stock
 
 from seqplan.api.store import store as store_module
+from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.store import Store
 
 STEPS = 6
 
@@ -64,6 +69,27 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert log.read_text().count("store.db: can be written to again") == 1
     with serving_here(store) as served:
         assert served.ok("GET", "/v1/jobs/job")["acknowledged"] == [STEPS - 1] * WORLD
+
+
+def test_full_disk_of_arrays_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite's log has room for more after a checkpoint, also on a disk that has none."""
+
+    def find_no_room(**_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = Store(str(tmp_path / "s.db"))
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(tempfile, "TemporaryFile", find_no_room)
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable, match="files: No space left on device"):
+                    store.check_writable()
+            assert store.health.problem is not None
+        store.check_writable()
+        assert store.health.problem is None
+        assert not list((store.files / "lengths").iterdir())
+    finally:
+        store.close()
 
 
 def test_a_locked_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,8 @@ def construct_plan(
         raise ValueError(
             f"there are {len(ids)} ids for {len(lengths)} sequences. Give one id for each sequence"
         )
+    if not isinstance(pipelines, Mapping):
+        raise TypeError(f"pipelines: {pipelines!r:.60}. Give a mapping by scheme")
     planned = []
     places: list[int] = []
     first = 0

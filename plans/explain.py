@@ -8,7 +8,7 @@ from typing import Any
 
 from seqplan.plans.lint import SchemeCost
 from seqplan.plans.percent import percent, wrap_text
-from seqplan.plans.plan import Considered, Plan, PlannedPipeline
+from seqplan.plans.plan import Considered, Plan, PlannedPipeline, check_plan
 from seqplan.plans.ranges import ranges_text
 from seqplan.plans.recomputation_cost import describe_recomputation
 from seqplan.plans.schedule import Schedule, schedule, stages_of_micro_steps
@@ -27,7 +27,6 @@ CHANGE_MS = 3.0
 BINDING_MS = 0.001
 """Slack below the rounding of the plan's times is none."""
 
-
 _WRAP: dict[str, Any] = {"subsequent_indent": "  ", "break_on_hyphens": False}
 
 MAIN_PHASE = "language model"
@@ -41,6 +40,7 @@ def explain(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None = None) -> str
     instead of its tokens. Works on a plan that ``lint`` rejects, as far as its positions are
     in range. Lines end in ``\\n``, all but the last.
     """
+    check_plan(plan)
     times = schedule(plan.pipelines, expert_parallel=plan.expert_parallel)
     lines = [*_headline(plan, times), ""]
     lines += [*_pipelines(plan, times, costs or {}), ""]

@@ -159,3 +159,9 @@ class Plan:
             " + ".join(f"{n}×{scheme}" for scheme, n in counts.items())
             for counts in by_micro_step.values()
         )
+
+
+def check_plan(plan: object) -> None:
+    """Raise ``TypeError`` unless ``plan`` is a plan."""
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan: {plan!r:.60}. Give a Plan, as from_json returns")

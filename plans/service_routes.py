@@ -81,6 +81,10 @@ def describe_mismatch(version: str | None) -> str | None:
 
 def split_service_url(url: str, token: str | None) -> SplitResult:
     """Split the URL of a service. ``ValueError`` for one, or a token, that cannot be used."""
+    if not isinstance(url, str):
+        raise TypeError(f"server: {url!r:.60}. Give its address as text")
+    if token is not None and not isinstance(token, str):
+        raise TypeError("token: is no text. Give it as text")
     parts = urlsplit(url)
     valid = parts.scheme in ("http", "https") and parts.hostname and not parts.query
     try:

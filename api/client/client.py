@@ -50,6 +50,8 @@ class _Connection(Operations, ABC):
         limits = {"timeout_s": timeout_s, "retry_s": retry_s, "poll_s": poll_s}
         for name, seconds in limits.items():
             check_seconds(name, seconds)
+        if timeout_s == 0:
+            raise ValueError(f"timeout_s: {timeout_s}. Give more than 0 seconds")
         self._service = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip(
             "/"
         )

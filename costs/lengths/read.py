@@ -33,6 +33,9 @@ def read_lengths(
     options = options or SourceOptions()
     if isinstance(sources, str | os.PathLike):
         sources = [sources]
+    listed = isinstance(sources, Sequence)
+    if not listed or not all(isinstance(source, str | os.PathLike) for source in sources):
+        raise TypeError(f"sources: {sources!r:.60}. Give a file, a folder or a list of them")
     files = [(path, _suffix(path)) for path in _expand(sources)]
     _check_use(options, [suffix for _, suffix in files])
     collector = Collector(progress)

@@ -37,6 +37,8 @@ def load_shipped(name: str) -> Profile:
 
 def find_profile(name_or_path: str) -> Profile:
     """Load a profile by name or file (a path separator, or an existing file)."""
+    if not isinstance(name_or_path, str):
+        raise TypeError(f"profile: {name_or_path!r:.60}. Give its name or file as text")
     path = Path(name_or_path)
     if path.suffix == ".json" or "/" in name_or_path or path.is_file():
         return Profile.load(path)

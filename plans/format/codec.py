@@ -9,7 +9,7 @@ from typing import Any
 from seqplan.plans.format.canonical import canonical_json, digest_of, parse_json
 from seqplan.plans.format.decode import PlanError, PlanReader
 from seqplan.plans.load import PhaseLoad
-from seqplan.plans.plan import SCHEMA, Plan, PlannedPipeline
+from seqplan.plans.plan import SCHEMA, Plan, PlannedPipeline, check_plan
 from seqplan.plans.recomputation import write_mode
 
 __all__ = ["PlanError", "digest", "from_json", "to_json"]
@@ -22,6 +22,7 @@ def to_json(plan: Plan) -> str:
     fields always floats. Raises ``PlanError`` for a value JSON cannot hold (NaN, infinity, numpy
     integers).
     """
+    check_plan(plan)
     body, sealed = _seal(_to_fields(plan), f"plan of step {plan.step}")
     # "digest" sorts before every other field of the format, so it can be put in front.
     return f'{{"digest":"{sealed}",{body[1:]}'
@@ -29,6 +30,7 @@ def to_json(plan: Plan) -> str:
 
 def digest(plan: Plan) -> str:
     """Return ``sha256:`` and the hex SHA-256 of the canonical JSON without its ``digest`` field."""
+    check_plan(plan)
     return _seal(_to_fields(plan), f"plan of step {plan.step}")[1]
 
 
@@ -39,6 +41,8 @@ def from_json(text: str | bytes, *, strict: bool = True, origin: str = "plan") -
     fields (that is ``lint``). ``strict`` rejects unknown fields, otherwise they are ignored, yet
     covered by the digest. Raises ``PlanError`` that begins with ``origin``.
     """
+    if not isinstance(text, str | bytes):
+        raise TypeError(f"text: {text!r:.60}. Give the JSON of a plan, as to_json writes it")
     try:
         raw = parse_json(text if isinstance(text, str) else text.decode())
     except UnicodeDecodeError as error:

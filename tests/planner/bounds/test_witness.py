@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,21 +106,19 @@ SETTINGS = [
 ]
 
 
-def planned(
-    name: str, gpus: int, max_len: int, options: dict[str, Any]
-) -> tuple[Models, list[Plan]]:
+@cache
+def planned(place: int) -> tuple[Models, list[Plan]]:
     """The models of a setting, and plans of a few steps of code lengths."""
+    name, gpus, max_len, options = SETTINGS[place]
     planner = Planner.from_profile(name, gpus, max_len, **options)
     rng = np.random.default_rng(0)
     plans = [planner.plan(np.minimum(rng.choice(CODE, 90), max_len)) for _ in range(3)]
     return Workload(gpus, max_len, 1).models(find_profile(name)), plans
 
 
-@pytest.mark.parametrize(("name", "gpus", "max_len", "options"), SETTINGS)
-def test_every_bound_is_proven_anew(
-    name: str, gpus: int, max_len: int, options: dict[str, Any]
-) -> None:
-    models, plans = planned(name, gpus, max_len, options)
+@pytest.mark.parametrize("place", range(len(SETTINGS)))
+def test_every_bound_is_proven_anew(place: int) -> None:
+    models, plans = planned(place)
     for plan in plans:
         check_plan(plan, models)
         assert plan.layout_lower_bound_ms <= plan.lower_bound_ms
@@ -134,8 +133,8 @@ def test_every_bound_is_proven_anew(
 
 def test_a_program_without_the_planner_checks_it() -> None:
     proofs = set()
-    for setting in SETTINGS[:5]:
-        models, plans = planned(*setting)
+    for place in range(5):
+        models, plans = planned(place)
         for plan in plans:
             written = witness_of(plan, models)
             proofs.add(written["proof"])

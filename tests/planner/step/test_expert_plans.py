@@ -274,7 +274,7 @@ def test_a_proposal_weighs_layouts_of_groups_smaller_than_a_block() -> None:
 
 def test_a_proposal_weighs_the_degrees() -> None:
     profile = make_expert_profile({2: 0.3, 8: 0.4}, slower={8: 1.05})
-    workload = replace(WORKLOAD, tokens=25_000)
+    workload = replace(WORKLOAD, tokens=12_500)
     proposal = make_proposal(profile, workload, LENGTHS)
     chosen = proposal.profile.expert_parallel
     rows = {row.expert_parallel: row for row in proposal.experts}
@@ -284,7 +284,7 @@ def test_a_proposal_weighs_the_degrees() -> None:
     assert (left_out.lower_bound_ms or 0.0) >= (rows[chosen].expected_ms or inf)
     assert rows[8].longest > rows[2].longest
     assert Proposal.from_json(proposal.to_json(), "proposal") == proposal
-    judged = Sampler(LENGTHS, 25_000, workload.max_len, _SAMPLE_SEED).batches(proposal.judged)
+    judged = Sampler(LENGTHS, 12_500, workload.max_len, _SAMPLE_SEED).batches(proposal.judged)
     plans = [StepPlanner(proposal).plan(batch) for batch in judged]
     steps_ms = np.mean([plan.predicted_ms + (plan.sync_ms or 0.0) for plan in plans])
     assert proposal.lower_bound_ms <= proposal.expected_ms == pytest.approx(steps_ms, rel=0.01)

@@ -327,8 +327,8 @@ def test_plans_made_ahead_do_not_raise_a_factor_again() -> None:
     """Steps that were planned before a factor was found are measured after it."""
     planner = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768, prove=False)
     rng, true = np.random.default_rng(0), [1.0] * 8
-    true[6], ahead = 1.4, [planner.plan(draw(100_000, seed)) for seed in range(48)]
-    for seed in range(48, 176):
+    true[6], ahead = 1.4, [planner.plan(draw(100_000, seed)) for seed in range(24)]
+    for seed in range(24, 88):
         ahead.append(planner.plan(draw(100_000, seed)))
         planned = ahead.pop(0)
         factors = planner.observe(planned, compute_times(planned, true, rng))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from seqplan.costs.lengths.sources.collector import Collector, Lengths, Progress
@@ -19,7 +19,7 @@ SUFFIXES = (".npy", ".txt", *_WITH_FIELDS, ".idx")
 
 
 def read_lengths(
-    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    sources: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     options: SourceOptions | None = None,
     progress: Progress | None = None,
 ) -> Lengths:
@@ -33,10 +33,10 @@ def read_lengths(
     options = options or SourceOptions()
     if isinstance(sources, str | os.PathLike):
         sources = [sources]
-    listed = isinstance(sources, Sequence)
-    if not listed or not all(isinstance(source, str | os.PathLike) for source in sources):
+    listed = list(sources) if isinstance(sources, Iterable) else [sources]
+    if not all(isinstance(source, str | os.PathLike) for source in listed):
         raise TypeError(f"sources: {sources!r:.60}. Give a file, a folder or a list of them")
-    files = [(path, _suffix(path)) for path in _expand(sources)]
+    files = [(path, _suffix(path)) for path in _expand(listed)]
     _check_use(options, [suffix for _, suffix in files])
     collector = Collector(progress)
     counter = TokenCounter(options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -35,11 +36,11 @@ def load_shipped(name: str) -> Profile:
     return Profile.from_json(text, f"profile {name}")
 
 
-def find_profile(name_or_path: str) -> Profile:
+def find_profile(name_or_path: str | os.PathLike[str]) -> Profile:
     """Load a profile by name or file (a path separator, or an existing file)."""
-    if not isinstance(name_or_path, str):
-        raise TypeError(f"profile: {name_or_path!r:.60}. Give its name or file as text")
-    path = Path(name_or_path)
-    if path.suffix == ".json" or "/" in name_or_path or path.is_file():
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise TypeError(f"profile: {name_or_path!r:.60}. Give its name or file")
+    path, text = Path(name_or_path), os.fspath(name_or_path)
+    if path.suffix == ".json" or "/" in text or path.is_file():
         return Profile.load(path)
-    return load_shipped(name_or_path)
+    return load_shipped(text)

@@ -159,6 +159,11 @@ class Cost(Latency):
             micro_batches, ms = step
             if isinstance(ms, bool) or not isinstance(ms, int | float | np.number):
                 raise TypeError(f"measured: {ms!r}. Give milliseconds as a number")
+            lists = isinstance(micro_batches, Sequence)
+            if not lists or not all(isinstance(of, Sequence | np.ndarray) for of in micro_batches):
+                raise TypeError(
+                    f"measured: micro-batches {micro_batches!r:.60}. Give a list of lengths of each"
+                )
             if any(len(micro) == 0 for micro in micro_batches):
                 raise ValueError("measured: a micro-batch without sequences. Leave it out")
         samples = [

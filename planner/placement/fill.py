@@ -224,11 +224,11 @@ class Filler:
     ``ramped``: micro-batches of pipelines with stages get the sizes of ``ramps``, and times are
     limits that hold in their order; else they are of equal size, and times are estimates of what
     exchanges will reach. ``together``: how many sequences each has with stages, if nearly all of
-    the batch are about equally long; 0 leaves that open.
+    the batch are about equally long; 0 chooses it, and None has them as if they were not equal.
     """
 
     def __init__(
-        self, fleet: Fleet, batch: Batch, *, ramped: bool = False, together: int = 0
+        self, fleet: Fleet, batch: Batch, *, ramped: bool = False, together: int | None = 0
     ) -> None:
         self.fleet = fleet
         tables = FillTables.from_batch(batch)

@@ -44,6 +44,8 @@ EQUAL, OF_TOKENS = 0.8, 0.9
 """Lengths are about equal from this share of the middle one to its inverse, if so many of a batch's
 tokens are of such sequences: then micro-batches have whole numbers of them, or leave room."""
 
+_Key = tuple[int, int, tuple[ClassMode, ...], float, bool, int | None]
+
 NO_RAMPS: Floats = np.zeros(0)
 
 
@@ -92,11 +94,15 @@ class ClassCosts:
         self.cheap_from = _next_true(holds & (self.work_ms <= whole.min(axis=0) * ROUND))
         self.held_from = _next_true(holds)
 
-    def with_sizes(self, *, ramped: bool, together: int) -> ClassCosts:
-        """Return the same costs for micro-batches of the sizes of ramps, or of equal sequences."""
+    def with_sizes(self, *, ramped: bool, together: int | None) -> ClassCosts:
+        """Return the same costs for micro-batches of the sizes of ramps, or of equal sequences.
+
+        ``together``: how many; None as if sequences were not equal.
+        """
         sized = copy(self)
         sized.ramps = Ramps.from_forward(self.pp, self.forward_fraction) if ramped else None
-        sized.together = together
+        sized.together = together or 0
+        sized.equal_up_to = 0 if together is None else self.equal_up_to
         sized.__dict__.pop("compiled", None)
         return sized
 
@@ -197,7 +203,9 @@ class FillTables:
 
     def __init__(self, lengths: Ints, sequences: int = 0, equal_up_to: int = 0) -> None:
         self.array, self._sequences, self.equal_up_to = lengths, sequences, equal_up_to
-        self._costs: dict[tuple[int, int, tuple[ClassMode, ...], float, bool, int], ClassCosts] = {}
+        self._costs: dict[
+            tuple[int, int, tuple[ClassMode, ...], float, bool, int | None], ClassCosts
+        ] = {}
 
     @classmethod
     def from_batch(cls, batch: Batch) -> FillTables:
@@ -230,14 +238,14 @@ class FillTables:
         full_ms: float = inf,
         *,
         ramped: bool = False,
-        together: int = 0,
+        together: int | None = 0,
     ) -> ClassCosts:
         """Return the costs on a class, which the first call computes."""
         pp, unit, modes = pipeline_class.pp, pipeline_class.unit, pipeline_class.all_modes
         ramped, together = ramped and pp > 1, together if pp > 1 else 0
         key = pp, unit, modes, full_ms, ramped, together
         if key not in self._costs:
-            if ramped or together:
+            if ramped or together != 0:
                 costs = self.find_costs(pipeline_class, full_ms)
                 self._costs[key] = costs.with_sizes(ramped=ramped, together=together)
             else:

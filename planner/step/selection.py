@@ -35,7 +35,8 @@ FEW = 128
 steps those of up to 110 became shorter by exchanges on other strategies, up to 4 %."""
 
 MOST_AGAIN = 4
-"""Placements near the best by a fill that are exchanged too; twice as many gain nothing more."""
+"""Placements near the best by a fill that are exchanged too, with stages and without; twice as many
+gain nothing more."""
 
 _BoundedLayout = tuple[float, float, LayoutSchemes]
 """A layout after the bound of its steps with sync, and its sync (ms)."""
@@ -212,16 +213,18 @@ def _look_again(
         constructed = Constructive(layout, search.batch, search.gpus).place(near_ms - sync_ms)
         if constructed is not None and constructed.strategy != best.strategy:
             placements.setdefault(constructed.strategy, constructed)
-    again = best
+    flat = [placement for placement in placements.values() if not placement.fleet.has_stages]
+    staged = [placement for placement in placements.values() if placement.fleet.has_stages]
+    again = min([best, *flat], key=search.total_ms)
 
     def rate(placement: Placement) -> float:
         return search.total_ms(placement) + search.bound_total_ms(placement.strategy)
 
-    for placement in sorted(placements.values(), key=rate)[:MOST_AGAIN]:
-        by_effort = exchange_roughly if placement.fleet.has_stages else exchange
-        exchanged = by_effort(search.batch, placement)
-        if search.total_ms(exchanged) < search.total_ms(again) * (1 - CONSTRUCTED_GAIN):
-            again = exchanged
+    for exchange_one, of_kind in ((exchange, flat), (exchange_roughly, staged)):
+        for placement in sorted(of_kind, key=rate)[:MOST_AGAIN]:
+            exchanged = exchange_one(search.batch, placement)
+            if search.total_ms(exchanged) < search.total_ms(again) * (1 - CONSTRUCTED_GAIN):
+                again = exchanged
     if again is not best and again.fleet.has_stages:
         again = polish_stages(search.batch, again)
     return again

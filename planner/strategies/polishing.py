@@ -20,9 +20,9 @@ CLEARLY = 0.99
 """A placement that takes at most so much of the time of one roughly exchanged is better."""
 
 
-TOGETHER, NEAR = (1, 2, 3, 4), 1.1
-"""Sequences of a micro-batch that are compared if all are about equally long, and how near to the
-estimate of the best others have to be."""
+TOGETHER, NEAR = (None, 1, 2, 3, 4), 1.1
+"""Sequences of a micro-batch that are compared if all are about equally long (None: micro-batches
+of equal time), and how near to the estimate of the best others have to be."""
 
 
 def polish(batch: Batch, best: Placement, *, prove: bool) -> tuple[Placement, float]:
@@ -97,8 +97,8 @@ def exchange(batch: Batch, placement: Placement, effort: float = 1.0) -> Placeme
 def exchange_roughly(batch: Batch, placement: Placement) -> Placement:
     """Exchange sequences of a placement with stages roughly, and of others of equal sequences.
 
-    If nearly all sequences are about equally long, micro-batches of 1, 2, … of them are compared,
-    which an estimate does not decide.
+    If nearly all sequences are about equally long, micro-batches of 1, 2, … of them and of equal
+    time are compared, which an estimate does not decide.
     """
     fleet = placement.fleet
     best = exchange(batch, placement, effort=ROUGHLY)

@@ -290,7 +290,8 @@ def _make_options(
         raise TypeError(
             f"shapes: {number}. Give sizes, as choose_plan_shapes(plans, {number}) does"
         )
-    if shapes is not None and len(shapes) == 0:
+    sizes = () if shapes is None else tuple(shapes)
+    if shapes is not None and not sizes:
         raise ValueError("shapes: none. Give tokens of each, or None")
     return PlanningOptions(
         seed=seed,
@@ -299,7 +300,7 @@ def _make_options(
         prove=prove,
         exact=exact,
         slowdown=Slowdown.from_value(slowdown, gpus).slow,
-        shapes=() if shapes is None else tuple(shapes),
+        shapes=sizes,
     )
 
 

@@ -101,6 +101,7 @@ def test_nearly_equal_sequences_share_micro_batches() -> None:
         ("llama-13b-a800-80gb", 64, 131_072, [118_931] * 4 + [1_600] * 48, "tp8"),
         ("llama3-70b-h100-80gb", 128, 131_072, [92_995] * 11, "tp8.pp2"),
         ("llama3-8b-h200-141gb", 8, 32_768, [24_027] * 6 + [332] * 12, "tp1"),
+        ("llama-13b-a800-80gb", 32, 4_096, [2_134] * 100, "tp1"),
     ],
 )
 def test_the_layout_that_is_fastest_after_exchanges_is_chosen(

@@ -208,6 +208,12 @@ def plan_loads(loads: Any, **options: Any) -> None:
         (lambda: Planner.from_profile(LLAMA, 8, 9).prove(3), TypeError, "plan: 3. Give one of"),
         (lambda: COST.calibrate([([[5]], "3")]), TypeError, "measured: '3'. Give milliseconds"),
         (lambda: COST.calibrate([[]]), TypeError, "measured: []. Give micro-batches and"),
+        (lambda: COST.calibrate([(5, 1.0)]), TypeError, "measured: micro-batches 5. Give a list"),
+        (
+            lambda: COST.calibrate([([5, 6], 1.0)]),
+            TypeError,
+            "measured: micro-batches [5, 6]. Give",
+        ),
         (lambda: COST.calibrate([([[]], 3.0)]), ValueError, "measured: a micro-batch without"),
         (lambda: Planner.from_profile(LLAMA, 8, 9, shapes=[]), ValueError, "shapes: none. Give"),
     ],

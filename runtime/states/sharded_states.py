@@ -240,9 +240,6 @@ def _unit(
     return unit
 
 
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-
-
 def _unit_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """List every element of a list of modules, then its siblings, in registration order.
 
@@ -255,7 +252,7 @@ def _unit_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
             path = f"{prefix}.{name}" if prefix else name
             if _is_list(child):
                 modules.extend((f"{path}.{key}", layer) for key, layer in child.named_children())
-            elif _contains(child, _CONTAINERS):
+            elif _contains_list(child) or _is_container(child, nn.ModuleDict):
                 visit(path, child)
             else:
                 modules.append((path, child))
@@ -269,12 +266,16 @@ def _is_list(module: nn.Module) -> bool:
     """Return whether each element is a unit: those of dictionaries may be lists themselves."""
     if isinstance(module, nn.ModuleList):
         return True
-    nested = any(isinstance(child, _CONTAINERS) for child in module.children())
-    return isinstance(module, _CONTAINERS) and not nested and not _contains(module, nn.ModuleList)
+    return _is_container(module, nn.Sequential) and not _contains_list(module)
 
 
-def _contains(module: nn.Module, kinds: type[nn.Module] | tuple[type[nn.Module], ...]) -> bool:
-    return any(isinstance(inner, kinds) for inner in module.modules())
+def _is_container(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return whether ``module`` is of ``kind``, and all parameters are of its elements."""
+    return isinstance(module, kind) and not list(module.parameters(recurse=False))
+
+
+def _contains_list(module: nn.Module) -> bool:
+    return any(isinstance(inner, nn.ModuleList) for inner in module.modules())
 
 
 def _iterate_users(

@@ -114,6 +114,66 @@ def test_direct_use_of_a_weight_is_rejected() -> None:
         )
 
 
+class Stem(nn.Module):
+    """A parameter beyond the container that forward calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x * self.scale)
+
+
+class ScaledSequential(nn.Sequential):
+    """Layers and a parameter that none of them has."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.scale)
+
+
+class WithStem(nn.Module):
+    """Modules with containers in them, layers that are containers, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.scaled = Stem(), ScaledSequential()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH)) for _ in range(2)))
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(self.layers(self.scaled(self.stem(x))))
+        return output
+
+
+def list_waits(rank: int, world_size: int) -> tuple[list[str], list[str]]:
+    """Name the units, and those that forward waits for, in order."""
+    model, waited = WithStem(), list[str]()
+    states: Any = ShardedStates(model, Communicators.create().states)
+    finish = states.finish_all_gather
+
+    def record(at: int) -> None:
+        if states._gathering[at] is not None:
+            waited.append(states.units[at].name)
+        finish(at)
+
+    states.all_gather()
+    states.finish_all_gather = record
+    model(torch.ones(2, WIDTH))
+    return [unit.name for unit in states.units], waited
+
+
+def test_modules_with_containers_inside_are_one_unit() -> None:
+    ((names, waited),) = run_ranks(list_waits, 1)
+    assert names == ["stem", "scaled", "layers.0", "layers.1", "head"]
+    assert waited == names
+
+
 class Layer(nn.Module):
     """A layer whose products could be called alone."""
 

@@ -20,7 +20,10 @@ from seqplan.runtime.communicators import gather_objects, raise_on_all_ranks
 Named = Sequence[tuple[str, Tensor]]
 """A rank's parameters, as the optimizer has them, with their names."""
 
-_NOT_OPTIONS = ("params", "param_names")
+_NOT_OPTIONS = frozenset(
+    {"params", "param_names", "fused", "foreach", "capturable", "differentiable"}
+)
+"""Keys of a group that stay as the resuming job has them: parameters, and how it computes."""
 _PER_GROUP = frozenset(
     {
         *("_last_lr", "base_lrs", "lr_lambdas", "max_lrs", "min_lrs"),
@@ -48,7 +51,7 @@ def record_groups(
     names, mine, error_message = name_groups(optimizer, named), [], None
     try:
         for at, held in enumerate(optimizer.param_groups):
-            options = {key: held[key] for key in sorted(held) if key not in _NOT_OPTIONS}
+            options = select_options(dict(sorted(held.items())))
             values = {
                 path: value[at]
                 for path, _, key, value in _find_lists(schedule or {})
@@ -117,7 +120,14 @@ def copy_options(record: Mapping[str, Any], matched: list[int | None]) -> list[d
     ``matched``: of ``match_groups``. Groups of equal options have one record.
     """
     groups = record["groups"]
-    return [{} if at is None else copy.deepcopy(groups[at]["options"]) for at in matched]
+    return [
+        {} if at is None else copy.deepcopy(select_options(groups[at]["options"])) for at in matched
+    ]
+
+
+def select_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Select what a checkpoint restores of a group."""
+    return {key: value for key, value in group.items() if key not in _NOT_OPTIONS}
 
 
 _FIX = "Make the optimizer's groups as the job that saved it"

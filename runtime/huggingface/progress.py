@@ -16,6 +16,7 @@ from seqplan.runtime.checkpoint.parameter_groups import (
     match_schedule,
     name_groups,
     record_groups,
+    select_options,
 )
 from seqplan.runtime.communicators import raise_on_all_ranks
 
@@ -73,7 +74,7 @@ def restore_progress(
             if schedule is not None:
                 schedule = match_schedule(record, schedule, scheduler.state_dict(), matched)
         else:  # of a version that stored no names
-            options = stored["groups"]
+            options = [select_options(of_group) for of_group in stored["groups"]]
             _check_same_groups(len(options), len(names), saved_by, dist.get_world_size(group))
     except ValueError as error:
         error_message = str(error)

@@ -86,6 +86,29 @@ def test_checkpoint_without_options_leaves_those_of_the_job(tmp_path: Path) -> N
         assert rates[0] == [RATE, 2 * RATE]
 
 
+def save_foreach(rank: int, world_size: int, folder: Path) -> None:
+    """Save options of how the job computes, which differ between ranks, with a changed rate."""
+    groups = Communicators.create()
+    states, optimizer, _ = make(groups)
+    for of_group in optimizer.param_groups:
+        of_group.update(lr=RATE / 4, foreach=rank == 0, fused=False)
+    save(folder, Cursor(1, None), states, optimizer, groups.control)
+
+
+def resume_default(rank: int, world_size: int, folder: Path) -> set[tuple[object, ...]]:
+    groups = Communicators.create()
+    states, optimizer, _ = make(groups)
+    restore(folder, states, optimizer, groups.control)
+    keys = "lr", "foreach", "fused"
+    return {tuple(of_group[key] for key in keys) for of_group in optimizer.param_groups}
+
+
+def test_options_of_how_a_job_computes_stay(tmp_path: Path) -> None:
+    run_ranks(save_foreach, 2, tmp_path)
+    for ranks in (2, 1):
+        assert run_ranks(resume_default, ranks, tmp_path) == [{(RATE / 4, None, None)}] * ranks
+
+
 def resume_regrouped(rank: int, world_size: int, folder: Path) -> None:
     groups = Communicators.create()
     states, _, _ = make(groups)

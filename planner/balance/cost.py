@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -164,6 +165,9 @@ class Cost(Latency):
                 raise TypeError(
                     f"measured: micro-batches {micro_batches!r:.60}. Give a list of lengths of each"
                 )
+            for length in chain.from_iterable(micro_batches):
+                if not isinstance(length, int | np.integer):
+                    raise TypeError(f"measured: length {length!r}. Give whole numbers of tokens")
             if any(len(micro) == 0 for micro in micro_batches):
                 raise ValueError("measured: a micro-batch without sequences. Leave it out")
         samples = [

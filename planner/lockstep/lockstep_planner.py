@@ -27,8 +27,8 @@ from seqplan.planner.sync.times import Layout, layouts_of
 from seqplan.plans.plan import Plan, Provenance
 
 CLEARLY = 0.99
-"""Split micro-steps that take more of the time of those that were found are not improved: these
-are, which takes as long, and are split after that."""
+"""If split micro-steps take less than this share of the time of those found, both are improved;
+else only those found, which are split at the end."""
 
 
 class LockstepPlanner:

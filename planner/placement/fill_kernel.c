@@ -11,7 +11,7 @@
  * and sized.c. fill_kernel's caller compares it with the files beside it: a kernel that was built
  * from another text is not used.
  */
-#define SOURCE "3be8f231ee23a1f2"
+#define SOURCE "434b708cc3db5844"
 
 #include "fill_kernel.h"
 
@@ -304,7 +304,7 @@ static Sizes choose_sizes_of(const Costs *costs, double budget, double alone, do
     return chosen;
 }
 
-/* Bubbles of micro-batches of so many sequences of one length. */
+/* micro_batch_sizes.idle_of. */
 static double idle_of(const Costs *costs, int64_t number, int64_t micro_batches) {
     return number > 1 ? bubbles_of(costs, micro_batches) : (double)(costs->pp - 1);
 }

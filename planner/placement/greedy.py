@@ -30,6 +30,7 @@ from seqplan.planner.placement.micro_batch_sizes import (
     NEAR,
     choose_number,
     choose_sizes,
+    idle_of,
 )
 from seqplan.planner.placement.ramps import ANY_NUMBER, Sizes
 
@@ -309,8 +310,8 @@ def _open(costs: ClassCosts, pool: SequencePool, first: int, target: float, most
     if pool.lengths[first] <= costs.equal_up_to:
         number, micro_batches, slowest = choose_number(costs, first, budget)
         if number:
-            idle = bubbles.of(micro_batches) if number > 1 else costs.pp - 1.0
-            return _Pipeline(costs, pool, budget - idle * slowest, Sizes(slowest), most, number)
+            left = budget - idle_of(costs, number, micro_batches) * slowest
+            return _Pipeline(costs, pool, left, Sizes(slowest), most, number)
     best, micro_batches, limit, each = -1.0, 1, 1, 0.0
     for v in range(1, MOST_COUNTED + 1):
         even = budget / (v + bubbles.of(v))

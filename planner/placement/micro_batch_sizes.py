@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from math import inf
 
-from seqplan.planner.placement.bubbles import Bubbles
 from seqplan.planner.placement.fill_tables import ClassCosts
 from seqplan.planner.placement.fleet import ROUND
 from seqplan.planner.placement.ramps import Ramps, Sizes
@@ -16,7 +15,6 @@ MOST_COUNTED = 10_000
 """Micro-batches of a pipeline up to which the best V is sought. More would add less than pp/10,000
 of the work: bubbles take (pp − 1)/(V + pp − 1) of its time, and V only limits the largest
 micro-batch."""
-
 
 MOST_EQUAL = 16
 """Sequences of about one length up to which micro-batches of whole numbers of them are compared."""
@@ -27,15 +25,22 @@ several, all sizes end at it, so that more than one holds it. Without, steps of 
 longer; with 10 in its place, up to 3 %."""
 
 
+def idle_of(costs: ClassCosts, number: int, micro_batches: int) -> float:
+    """Return the bubbles of micro-batches of ``number`` sequences of one length.
+
+    In micro-batches. Of single sequences none is smaller at the ends: stages idle for pp − 1.
+    """
+    return costs.bubbles.of(micro_batches) if number > 1 else costs.pp - 1.0
+
+
 def choose_number(costs: ClassCosts, first: int, budget: float) -> tuple[int, int, float]:
     """Choose how many sequences of one length share a micro-batch: as many as fit a budget.
 
-    Returns that number, how many micro-batches there are, the last perhaps with fewer, and the cost
-    of a full one (ms). The number is 0 if that of ``MOST_EQUAL`` is the best: then any size does.
-    If each has one sequence none is smaller at the ends, and stages idle for pp − 1 of them.
-    ``costs.together`` is chosen, if set.
+    ``first``: the index of the length; ``budget`` in ms. Returns the number, how many micro-batches
+    there are, of which the last may have fewer, and the cost of a full one (ms). Only
+    ``costs.together`` is tried, if set. The number is 0 if that of ``MOST_EQUAL`` is the best: so
+    many fill a micro-batch of any size well.
     """
-    idle, bubbles = Bubbles(costs.pp - 1.0, 0.0, 0.0), costs.bubbles
     costs_ms: list[float] = []
     most, chosen = 0, (0, 0, 0.0)
     for number in range(1, (costs.together or MOST_EQUAL) + 1):
@@ -44,13 +49,13 @@ def choose_number(costs: ClassCosts, first: int, budget: float) -> tuple[int, in
             if number * mode.padded[first] <= mode.capacity:
                 cost = min(cost, number * mode.work[first] + mode.c)
         cost *= ROUND
-        full = int(min(budget / cost - idle.of_many, MOST_COUNTED)) if cost < inf else 0
-        while full > 0 and (full + idle.of(full)) * cost > budget:
+        least_idle = costs.bubbles.of_many if number > 1 else costs.pp - 1.0
+        full = int(min(budget / cost - least_idle, MOST_COUNTED)) if cost < inf else 0
+        while full > 0 and (full + idle_of(costs, number, full)) * cost > budget:
             full -= 1
         if full <= 0:
             break
-        idle = bubbles
-        left = budget - (full + idle.of(full + 1)) * cost
+        left = budget - (full + costs.bubbles.of(full + 1)) * cost
         rest = number - 1
         while rest > 0 and costs_ms[rest - 1] > left:
             rest -= 1

@@ -19,7 +19,6 @@ EXCHANGE_GAP = 2e-3
 CLEARLY = 0.99
 """A placement that takes at most so much of the time of one roughly exchanged is better."""
 
-
 TOGETHER, NEAR = (None, 1, 2, 3, 4), 1.1
 """Sequences of a micro-batch that are compared if all are about equally long (None: micro-batches
 of equal time), and how near to the estimate of the best others have to be."""
@@ -104,10 +103,11 @@ def exchange_roughly(batch: Batch, placement: Placement) -> Placement:
     best = exchange(batch, placement, effort=ROUGHLY)
     if not FillTables.from_batch(batch).equal_up_to:
         return best
-    near_ms = placement.objective_ms * NEAR
+    near_ms, tried = placement.objective_ms * NEAR, [placement.filling.bins]
     for together in TOGETHER:
         other = _place(Filler(fleet, batch, together=together), batch, near_ms)
-        if other is not None:
+        if other is not None and other.filling.bins not in tried:
+            tried.append(other.filling.bins)
             other = exchange(batch, other, effort=ROUGHLY)
             best = min(best, other, key=attrgetter("objective_ms"))
     return best

@@ -290,6 +290,8 @@ def _make_options(
         raise TypeError(
             f"shapes: {number}. Give sizes, as choose_plan_shapes(plans, {number}) does"
         )
+    if shapes is not None and not isinstance(shapes, Iterable):
+        raise TypeError(f"shapes: {shapes!r}. Give tokens of each, or None")
     sizes = () if shapes is None else tuple(shapes)
     if shapes is not None and not sizes:
         raise ValueError("shapes: none. Give tokens of each, or None")

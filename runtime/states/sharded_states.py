@@ -140,7 +140,7 @@ class ShardedStates(UnitStates):
 
     def _waits_for(self, units: list[int], is_inside: bool) -> Any:
         def wait(module: nn.Module, arguments: Any) -> None:
-            # The compiled layer has waited: its graph would depend on its units, and be no other's.
+            # A compiled layer has waited. Its graph, which layers share, would depend on units.
             if is_inside and torch.compiler.is_compiling():
                 return
             for at in units:
@@ -263,7 +263,7 @@ def _unit_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _is_list(module: nn.Module) -> bool:
-    """Return whether each element is a unit: those of dictionaries may be lists themselves."""
+    """Return whether each element is a unit; elements of a ``ModuleDict`` may be lists."""
     if isinstance(module, nn.ModuleList):
         return True
     return _is_container(module, nn.Sequential) and not _contains_list(module)
@@ -283,8 +283,9 @@ def _iterate_users(
 ) -> Iterator[tuple[nn.Module, list[nn.Parameter], bool]]:
     """Yield modules with parameters to wait for, and whether a unit's module is around them.
 
-    Those of units, with all that is in them, early; then all modules with their direct parameters.
-    Modules without forward, such as lists of parameters, have theirs with the next one around them.
+    First the modules of units with all parameters inside them, so that the wait is early. Then each
+    module with its direct parameters; a list of parameters has no forward, so the next module
+    around it that has one waits for them.
     """
     called = [module for name, module in units if name and _has_forward(module)]
     inside = {id(inner) for module in called for inner in module.modules()}

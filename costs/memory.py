@@ -95,16 +95,15 @@ class Memory:
         shards: int,
         context: int,
         activation: Mapping[int, float] | None = None,
-        host: Mapping[int, float] | None = None,
+        host: float = 0.0,
         expert_parallel: int = 1,
         buffer: float = 0.0,
     ) -> int:
         """Return MaxLen(P), tokens of a micro-batch that fit; 0 when not even the states do.
 
         ``activation``: as ``activation_bytes_per_token``, of another recomputation mode; ``host``:
-        bytes a token keeps in host memory, by tp. In flight are pp micro-batches of layers/pp
-        layers on the host too, so pp cancels. ``buffer``: bytes per token of transfers, before
-        division by tp·sp.
+        bytes that a stage keeps in host memory of a token of each micro-batch in flight, before
+        division by tp·sp; ``buffer``: bytes per token of transfers, likewise.
         """
         per_token = self.bytes_per_token(scheme, activation)
         if per_token is None:
@@ -112,5 +111,5 @@ class Memory:
         per_token += buffer / (scheme.tp * scheme.sp)
         tokens = self.room_bytes(scheme, shards, context, expert_parallel) / per_token
         if host:
-            tokens = min(tokens, self.host_memory_bytes * scheme.tp * scheme.sp / host[scheme.tp])
+            tokens = min(tokens, self.host_memory_bytes * scheme.tp * scheme.sp / host)
         return max(0, math.floor(tokens))

@@ -327,7 +327,7 @@ class Profile:
                     shards,
                     context,
                     mode.activation,
-                    mode.host,
+                    mode.count_host_bytes(scheme, self.shape.layers),
                     entry.expert_parallel,
                     buffer,
                 )

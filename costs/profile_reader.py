@@ -103,6 +103,13 @@ class ProfileReader(MemoryReader):
         schemes = self.schemes(raw, shape, zero_stage, names, per_node)
         memory = self.memory(raw["memory"], modes[-1].activation, tied=shape.tied)
         for index, entry in enumerate(schemes):
+            whole = memory.resident_layer_bytes > 0 == memory.resident_expert_bytes
+            if entry.expert_parallel > 1 and whole:
+                self.fail(
+                    f".schemes[{index}] ({entry.scheme})",
+                    f"has experts on {entry.expert_parallel} ranks. State "
+                    "memory.resident_expert_bytes, without them in resident_layer_bytes",
+                )
             for mode in modes:
                 if entry.scheme.tp not in mode.kept:
                     self.fail(

@@ -55,6 +55,13 @@ class PlanningProblem:
         """Whether all ranks run in lockstep: by choice, or under ZeRO-3."""
         return self.execution == "lockstep" or self.profile.lockstep
 
+    @property
+    def lockstep_reason(self) -> str:
+        """Why all ranks run in lockstep, for errors."""
+        if self.profile.lockstep:
+            return f"profile {self.profile.name} is of ZeRO-3, which runs in lockstep"
+        return "the problem is in lockstep"
+
     @cached_property
     def models(self) -> dict[Scheme, SchemeModel]:
         """Models of the schemes that fit the cluster."""
@@ -160,6 +167,12 @@ class PlanningOptions:
                 name=name,
                 packing=self.packing,
             )
+        if problem.profile.lockstep:
+            raise OptionError(
+                "{name} are for pipelines: {lockstep}. Leave {name} out",
+                name=name,
+                lockstep=problem.lockstep_reason,
+            )
         if problem.in_lockstep or self.execution == "regroup":
             raise OptionError(
                 "{name} with {0} {kind}: only groups that stay within a step have it. Set {0} to "
@@ -182,13 +195,12 @@ class PlanningOptions:
         if self.slowdown and wanted is None and problem.execution == "regroup":
             wanted = "static"
         execution = narrow_execution(wanted, problem.execution)
-        if self.slowdown and (problem.in_lockstep or execution == "regroup"):
+        if self.slowdown and execution == "regroup":
             raise OptionError(
-                "{0} with {1} {kind}: only groups that stay within a step are planned around slow "
+                "{0} with {1} regroup: only groups that stay within a step are planned around slow "
                 "ranks. Set {1} to static",
                 "slowdown",
                 "execution",
-                kind="lockstep" if problem.in_lockstep else execution,
             )
         if problem.profile.expert_parallel > 1:
             for name in ("exact", "robust", "slowdown"):
@@ -200,12 +212,8 @@ class PlanningOptions:
                         degree=problem.profile.expert_parallel,
                     )
         if problem.in_lockstep:
-            lockstep = (
-                f"profile {problem.profile.name} is of ZeRO-3, which runs in lockstep"
-                if problem.profile.lockstep
-                else "the problem is in lockstep"
-            )
-            for name in ("exact", "robust"):
+            lockstep = problem.lockstep_reason
+            for name in ("exact", "robust", "slowdown"):
                 if getattr(self, name):
                     raise OptionError(
                         "{0} is for pipelines: {lockstep}. Leave {0} out", name, lockstep=lockstep

@@ -76,8 +76,17 @@ def is_offloaded(offload_layers: float, layer: int) -> bool:
     Rounded up, and evenly spread, so that copies are. The first layer, whose backward comes last,
     is always among them.
     """
-    before, after = (ceil(round(count * offload_layers, 9)) for count in (layer, layer + 1))
-    return after > before
+    return count_offloaded(offload_layers, layer + 1) > count_offloaded(offload_layers, layer)
+
+
+def count_offloaded(offload_layers: float, layers: int) -> int:
+    """Count the layers of a stage of ``layers`` that are offloaded, rounded up."""
+    return ceil(round(layers * offload_layers, 9))
+
+
+def count_offloaded_in_flight(offload_layers: float, layers: int, pp: int) -> int:
+    """Count the offloaded layers that a stage has of its ``pp`` micro-batches in flight."""
+    return pp * count_offloaded(offload_layers, -(-layers // pp))
 
 
 def window_share(parts: Sequence[tuple[float, float]], pp: int) -> float:

@@ -124,12 +124,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _tokens(args: argparse.Namespace) -> int:
     """Add, revoke or list tokens, in that order; a service may be using the store meanwhile."""
+    from seqplan.api.store.read_only import check_exists
     from seqplan.api.store.store import Store
     from seqplan.api.store.tables.tokens import add_token, list_tokens, revoke_token
 
     expires_at = None
     if args.token_days is not None:
         expires_at = int(time.time() + args.token_days * 86400)
+    if args.add_token is None:
+        check_exists(args.store)
     store = Store(args.store, args.files, in_use=True)
     with closing(store), store.writing() as connection:
         if args.add_token is not None:

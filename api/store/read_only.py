@@ -28,9 +28,15 @@ def find_database(url: str, instead: str) -> Path:
     where, database = parse_address(url)
     if database is None:
         raise StoreError(f"{where}: must be a SQLite store. {instead}")
-    if not Path(database).is_file():
-        raise StoreError(f"{where}: no such store. Name the file that serve --store has")
+    check_exists(url)
     return Path(database)
+
+
+def check_exists(url: str) -> None:
+    """Raise ``StoreError`` for a SQLite store without a file."""
+    where, database = parse_address(url)
+    if database is not None and not Path(database).is_file():
+        raise StoreError(f"{where}: no such store. Name the file that serve --store has")
 
 
 def open_database(path: Path) -> sqlite3.Connection:

@@ -194,7 +194,9 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
         terms_ms={name: value for name, value in terms.items() if value > 0},
         memory_bytes=peak_bytes(deployment, scheme, dp, tokens),
         capacity_bytes=cluster.hardware.memory_bytes,
-        host_bytes=count_host_bytes(deployment, scheme.tp) * tokens / (scheme.tp * scheme.sp)
+        host_bytes=count_host_bytes(deployment, scheme.tp, scheme.pp)
+        * tokens
+        / (scheme.tp * scheme.sp)
         + count_host_state_bytes(deployment) / ranks,
         host_capacity_bytes=deployment.host_memory_bytes,
     )

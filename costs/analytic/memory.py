@@ -7,12 +7,13 @@ residuals by tokens are the deployment's.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from math import ceil, inf
+from math import inf
 
 from seqplan.costs.analytic.deployment import CHUNK_ROWS, ELEMENT_BYTES, Deployment
 from seqplan.costs.analytic.gpus.hardware import GIB
 from seqplan.costs.analytic.recurrent import count_recurrent_elements
 from seqplan.costs.model_sizes import ModelSizes
+from seqplan.plans.recomputation import count_offloaded_in_flight
 from seqplan.plans.scheme import Scheme
 
 PARAMETER_BYTES, OPTIMIZER_BYTES = 2, 12
@@ -148,13 +149,14 @@ def count_kept_bytes(deployment: Deployment, tp: int) -> float:
     return layers * _split_recomputed(deployment, tp)[0]
 
 
-def count_host_bytes(deployment: Deployment, tp: int) -> float:
+def count_host_bytes(deployment: Deployment, tp: int, pp: int = 1) -> float:
     """Count the bytes that layers keep on the host until backward; before division over ranks.
 
-    The number of layers is rounded up, on a stage of the pipeline.
+    Of pp micro-batches in flight on a stage, whose number of layers is rounded up.
     """
-    layers = ceil(round(deployment.sizes.layers * deployment.offload_layers, 9))
-    return layers * _split_recomputed(deployment, tp)[0]
+    share, layers = deployment.offload_layers, deployment.sizes.layers
+    kept = _split_recomputed(deployment, tp)[0]
+    return count_offloaded_in_flight(share, layers, pp) * kept
 
 
 def count_transient_bytes(deployment: Deployment, tp: int) -> float:

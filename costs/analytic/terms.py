@@ -134,7 +134,8 @@ def _offload_ms(
 
     Forward hides ``HIDES_COPIES`` of its time in copies to the host, backward in those back.
     """
-    moved = count_host_bytes(deployment, scheme.tp) / (scheme.tp * scheme.sp * scheme.pp) * tokens
+    of_token = count_host_bytes(deployment, scheme.tp, scheme.pp) / scheme.gpus
+    moved = of_token * tokens
     copy_ms = moved / (deployment.cluster.hardware.host_gb_s * 1e6)
     whole = np.sum(list(terms.values()), axis=0)
     passes = Passes.from_deployment(deployment)

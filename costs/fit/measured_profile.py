@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -31,6 +32,7 @@ from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.profile_reader import HOST_BYTES
 from seqplan.costs.profiled_scheme import PROFILE_SCHEMA
 from seqplan.plans.percent import percent
+from seqplan.plans.recomputation import count_offloaded, split_mode
 from seqplan.plans.scheme import Scheme
 
 MASTER_BYTES = 12
@@ -223,7 +225,7 @@ def fit_memory(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MemoryFit:
         Errors.from_times(np.concatenate(predicted), np.concatenate(measured)),
         of_allocator=of_allocator,
         fragmentation=_fragmentation(samples),
-        host_bytes_per_token=_fit_host(samples, layers),
+        host_bytes_per_token=_fit_host(measured_on, samples),
     )
 
 
@@ -232,14 +234,16 @@ def _count_share(sample: Sample) -> float:
     return sample.tokens / (sample.scheme.tp * sample.scheme.sp)
 
 
-def _fit_host(samples: Sequence[Sample], layers: int) -> dict[int, float]:
+def _fit_host(measured_on: MeasuredOn, samples: Sequence[Sample]) -> dict[int, float]:
     """Return the most bytes per token in host memory by tp, before division over ranks."""
+    offloaded = partial(count_offloaded, split_mode(measured_on.recompute)[1])
+    layers = offloaded(measured_on.sizes()["layers"])
     slopes: dict[int, float] = {}
     for sample in samples:
         if sample.host_bytes:
-            tp, sp = sample.scheme.tp, sample.scheme.sp
-            per_token = sample.host_bytes * layers / sample.layers * tp * sp / sample.tokens
-            slopes[tp] = max(slopes.get(tp, 0.0), per_token)
+            of_layer = sample.host_bytes / offloaded(sample.layers)
+            per_token = layers * of_layer / _count_share(sample)
+            slopes[sample.scheme.tp] = max(slopes.get(sample.scheme.tp, 0.0), per_token)
     return slopes
 
 

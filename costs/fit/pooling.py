@@ -93,6 +93,7 @@ def rescale_to_usual_speed(samples: Sequence[Sample]) -> list[Sample]:
             layers_ms=rescale(sample.layers_ms, sample.layers_yardstick_ms),
             forward_ms=rescale(sample.forward_ms, sample.layers_yardstick_ms),
             ends_ms=rescale(sample.ends_ms, sample.ends_yardstick_ms),
+            experts_ms=rescale(sample.experts_ms, sample.experts_yardstick_ms),
             layers_cpu_ms=rescale(sample.layers_cpu_ms, sample.layers_yardstick_ms)
             if sample.layers_cpu_ms
             else (),
@@ -142,14 +143,13 @@ def _read_as_in(first: Sequence[Sample], other: Sequence[Sample], slower: float)
     if usual is None or theirs is None:
         return list(other)
     scale = slower * usual / theirs
-    return [
-        replace(
-            sample,
-            layers_yardstick_ms=tuple(ms * scale for ms in sample.layers_yardstick_ms),
-            ends_yardstick_ms=tuple(ms * scale for ms in sample.ends_yardstick_ms),
-        )
-        for sample in other
-    ]
+    rescaled = []
+    for sample in other:
+        read: dict[str, Any] = {
+            name: tuple(ms * scale for ms in getattr(sample, name)) for name in _READINGS
+        }
+        rescaled.append(replace(sample, **read))
+    return rescaled
 
 
 def response(samples: Sequence[Sample]) -> float:
@@ -185,6 +185,7 @@ def _iterate_timed(
             for times, yardstick_ms in (
                 (sample.layers_ms, sample.layers_yardstick_ms),
                 (sample.ends_ms, sample.ends_yardstick_ms),
+                (sample.experts_ms, sample.experts_yardstick_ms),
             )
             if yardstick_ms and len(times) == len(yardstick_ms)
         )
@@ -205,9 +206,11 @@ def device_spread(samples: Iterable[Sample]) -> float | None:
     return float(max((high - low) / middle, (usual - fast) / usual))
 
 
+_READINGS = ("layers_yardstick_ms", "ends_yardstick_ms", "experts_yardstick_ms")
+
 _REPEATED = (
     *("layers_ms", "ends_ms", "forward_ms", "layers_cpu_ms", "layers_host_ms", "experts_ms"),
-    *("layers_yardstick_ms", "ends_yardstick_ms"),
+    *_READINGS,
 )
 """Fields of a sample with a value for each repetition."""
 

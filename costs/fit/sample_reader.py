@@ -37,6 +37,7 @@ _OF_HOST = ("layers_cpu_ms", "layers_host_ms")
 _AS_MANY = {
     "layers_yardstick_ms": "layers_ms",
     "ends_yardstick_ms": "ends_ms",
+    "experts_yardstick_ms": "experts_ms",
     **dict.fromkeys(_OF_HOST, "layers_ms"),
 }
 """Times of which there are none, or as many as of others."""

@@ -70,9 +70,9 @@ class Sample:
 
     ``turn``: which round of a run over all micro-batches it is of; see ``pool_samples``.
 
-    ``layers_yardstick_ms`` and ``ends_yardstick_ms``: how long a small fixed piece of work took
-    around each repetition, on the slowest rank; see ``rescale_to_usual_speed``. Empty if it was
-    not read.
+    ``layers_yardstick_ms``, ``ends_yardstick_ms`` and ``experts_yardstick_ms``: how long a small
+    fixed piece of work took around each repetition, on the slowest rank; see
+    ``rescale_to_usual_speed``. Empty if it was not read.
 
     ``layers_cpu_ms``: processor time that a rank's threads had in each repetition of the layers;
     empty if the work is not the processor's, or was not read.
@@ -107,6 +107,7 @@ class Sample:
     layers_host_ms: tuple[float, ...] = ()
     experts_ms: tuple[float, ...] = ()
     host_bytes: int = 0
+    experts_yardstick_ms: tuple[float, ...] = ()
 
     @classmethod
     def out_of_memory(

@@ -18,7 +18,7 @@ from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.out_of_memory import is_out_of_memory
 from seqplan.profiler.measure.saved_memory import MicroBatchMemory
 from seqplan.profiler.measure.stage import StageWork
-from seqplan.profiler.measure.timing import MOST_REPEATS, Timer
+from seqplan.profiler.measure.timing import MOST_REPEATS, Timer, Times
 
 Result = TypeVar("Result")
 
@@ -86,10 +86,10 @@ class Measurer:
         warm_up = 1 if turn else WARM_UP
         layers = timer.times(None if work is None else work.layers, warm_up, repeats)
         ends = timer.times(None if work is None else work.ends, warm_up, repeats)
-        experts: tuple[float, ...] = ()
+        experts: Times | None = None
         if self._bench.blocks is not None:
             call = None if work is None else work.experts
-            experts = timer.times(call, warm_up, repeats).whole_ms
+            experts = timer.times(call, warm_up, repeats)
         return Sample(
             scheme=scheme,
             role=point.role,
@@ -109,7 +109,8 @@ class Measurer:
             ends_peak_bytes=int(timer.largest(memory.ends_peak)) if peaks else None,
             allocated_bytes=int(timer.largest(memory.allocated)) if peaks else None,
             reserved_bytes=int(timer.largest(memory.reserved)) if peaks else None,
-            experts_ms=experts,
+            experts_ms=experts.whole_ms if experts else (),
+            experts_yardstick_ms=experts.yardstick_ms if experts else (),
             host_bytes=int(timer.largest(memory.host)),
         )
 

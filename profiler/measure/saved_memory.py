@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from seqplan.plans.recomputation import split_mode
+from seqplan.plans.recomputation import count_offloaded, split_mode
 from seqplan.profiler.measure.stage import Call, StageWork
 from seqplan.runtime.saved_tensors import SavedBytes
 
@@ -115,7 +115,7 @@ class MicroBatchMemory:
         if work.whole is not None:
             again = count_saved_bytes(work.whole, stage.parameters()) - layers_saved / layers
         if offload_layers := split_mode(stage.config.recompute)[1]:
-            again += saved.offloaded / (layers * offload_layers)
+            again += saved.offloaded / count_offloaded(offload_layers, layers)
         peaks = [0, 0]
         fullest = (0, 0)
         for index, call in enumerate((work.layers, work.alone)):

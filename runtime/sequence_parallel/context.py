@@ -86,12 +86,16 @@ class AttentionContext:
             )
         return self._layouts[mask]
 
+    def forget_calls(self) -> None:
+        """Forget calls of attention before a forward: of recomputation or of a failed step."""
+        self._calls[0] = 0
+
     def count_call(self) -> None:
         """Note that attention was called with this context."""
         self._calls[0] += 1
 
     def attention_calls(self, before: int | None = None) -> int:
-        """Return how often attention was called with this context: layers, after a forward.
+        """Return how often attention was called since ``forget_calls``: layers, after a forward.
 
         ``before``: the count of another micro-batch. ``ValueError`` if there were none though
         documents or ranks share the micro-batch, or another number than before: the model attends

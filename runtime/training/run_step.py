@@ -174,6 +174,7 @@ def run_step(
         for micro_batch in batches:
             states.next_micro_batch()
             context = micro_batch.context
+            context.forget_calls()
             with nullcontext() if micro_batch.is_empty else counter.count(context.recompute):
                 output = model(micro_batch.tokens, context)
                 calls = context.attention_calls(calls)

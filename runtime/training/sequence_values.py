@@ -50,6 +50,7 @@ def token_values(
     pieces: list[_Piece] = []
     with torch.no_grad():
         for micro_batch in work:
+            micro_batch.context.forget_calls()
             output = model(micro_batch.tokens, micro_batch.context)
             micro_batch.context.attention_calls()
             rows = len(micro_batch.tokens)

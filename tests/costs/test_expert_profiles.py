@@ -69,6 +69,9 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
+EXPERT_BYTES = "resident_expert_bytes"
+
+
 def read(**changed: Any) -> Profile:
     """The profile with changed fields."""
     return Profile.from_document({**copy.deepcopy(DOCUMENT), **changed}, "experts")
@@ -160,6 +163,16 @@ def test_coefficients_change_with_their_shared_part() -> None:
         assert again.by_scheme[scheme].b_shared == pytest.approx(2.8e-4, rel=1e-3)
     with pytest.raises(ProfileError, match="expert_parallel 1, 4, 8"):
         refit_profile(PROFILE, {Scheme(): samples})
+
+
+def test_experts_on_ranks_need_their_bytes() -> None:
+    memory = {name: of for name, of in DOCUMENT["memory"].items() if name != EXPERT_BYTES}
+    message = r"schemes\[2\] \(tp1\).*has experts on 4 ranks\. State memory\.resident_expert_byt"
+    with pytest.raises(ProfileError, match=message):
+        read(memory=memory)
+    schemes = [scheme for scheme in DOCUMENT["schemes"] if "expert_parallel" not in scheme]
+    assert read(memory=memory, schemes=schemes).memory.resident_expert_bytes == 0
+    assert read(memory={**memory, "resident_layer_bytes": 0}).memory.resident_expert_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -180,13 +180,26 @@ def test_offload_holds_more_until_the_host_is_full() -> None:
                 longest = profile.memory.max_len(entry.scheme, 8, 131_072, mode.activation)
                 fits = int(gigabytes * 1e9 / mode.host[1])
                 of_host = profile.memory.max_len(
-                    entry.scheme, 8, 131_072, mode.activation, mode.host
+                    entry.scheme, 8, 131_072, mode.activation, mode.host[1]
                 )
                 assert of_host == min(longest, fits)
     plain = lengths[1000, 1, "elementwise"]
     assert lengths[1000, 1, "elementwise+0.5"] > 1.5 * plain
     assert lengths[1000, 1, "elementwise+1"] > 3 * plain
     assert lengths[2, 1, "elementwise+1"] < lengths[2, 1, "elementwise"] == plain
+
+
+@pytest.mark.parametrize(("pp", "share"), [(1, 0.3), (2, 0.3), (8, 0.3), (8, 0.1)])
+def test_the_host_holds_whole_layers_of_each_stage(pp: int, share: float) -> None:
+    mode = join_mode("none", share)
+    deployment = dataclasses.replace(DEPLOYMENT, host_memory_bytes=2e9)
+    document = derive_profile(deployment, [Scheme(pp=pp)], name="host", modes=["none", mode])
+    profile = Profile.from_document(document, "host")
+    of_mode = profile.model(profile.by_scheme[Scheme(pp=pp)], 16, 131_072).find_mode(mode)
+    layers = DEPLOYMENT.sizes.layers
+    of_layer = {known.name: known for known in profile.modes}["none"].kept[1] / layers
+    offloaded = sum(is_offloaded(share, layer) for layer in range(layers // pp))
+    assert of_mode.max_len == int(2e9 / (pp * offloaded * of_layer))
 
 
 def test_copies_that_nothing_hides_take_time() -> None:

@@ -30,6 +30,8 @@ _WRITTEN_BY_RANKS = (
 )
 _OF_RANKS = re.compile("|".join(map(service_routes.route_pattern, _WRITTEN_BY_RANKS)))
 
+READS = ("GET", "HEAD")
+
 OPEN = (service_routes.HEALTH, service_routes.READINESS)
 """Paths of probes, which need no token and contain nothing of the jobs."""
 
@@ -94,10 +96,10 @@ class Tokens(HttpMiddleware):
         if allowed is None:
             raise Problem(401, "unauthorized", "a valid bearer token is required")
         scope[TOKEN] = allowed.name
-        if scope["method"] not in ("GET", "HEAD") and allowed.scope != "write":
+        if scope["method"] not in READS and allowed.scope != "write":
             raise Problem(403, "forbidden", "this token may only read")
         if allowed.job is not None:
-            _check_job(scope["path"], allowed.job)
+            _check_job(scope["method"], scope["path"], allowed.job)
 
     def _stale(self) -> bool:
         return time.monotonic() - self._read_at > TOKENS_KEPT_S
@@ -113,20 +115,23 @@ class Tokens(HttpMiddleware):
             return list_tokens(connection)
 
 
-def _check_job(path: str, job: str) -> None:
+def _check_job(method: str, path: str, job: str) -> None:
     """Raise 403 unless the path is of this job. Its trainer begins no other and deletes none."""
     allowed = service_routes.fill_route(service_routes.JOB, job=job)
     if path != allowed and not path.startswith(f"{allowed}/"):
         raise Problem(403, "forbidden", f"this token is for job {job} only")
+    if path == allowed and method not in READS:
+        problem = f"the token of job {job} does not remove it. Use one without --token-job"
+        raise Problem(403, "forbidden", problem)
 
 
 def _check_of_ranks(method: str, path: str) -> None:
     """Raise 403 for a write that is not a rank's: any user of the machine reaches a sidecar."""
-    if method in ("POST", "DELETE") and not _OF_RANKS.fullmatch(path):
+    if method not in READS and not _OF_RANKS.fullmatch(path):
         raise Problem(
             403,
             "forbidden",
-            "without a token a sidecar takes acknowledgements and restarts only; name a "
+            "without a token a sidecar takes acknowledgements, times and restarts only; name a "
             "token_file in its job file",
         )
 

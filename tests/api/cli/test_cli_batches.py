@@ -160,4 +160,4 @@ def test_batches_with_images_are_planned(
     )
     succeeded(call("check", "plans", plans, "--proposal", dense.proposal, "--prove"))
     failed = complaint(call("plan", "--proposal", lockstep.proposal, batches))
-    assert failed.startswith("loads with --execution lockstep: only groups that stay within")
+    assert failed.startswith("loads are for pipelines: profile gpt-7b-a100-40gb is of ZeRO-3")

@@ -189,7 +189,7 @@ def test_other_variables_have_no_effect(
         monkeypatch.setenv(name, "8400")
     for name in ("PORT", "LENGTHS", "GPUS", "JSON", "STEPS", "BATCHES"):
         monkeypatch.setenv(f"SEQPLAN_{name}", "tcp://10.0.0.1:8400")
-    assert call("serve", "--list-tokens").code == 0
+    assert call("serve", "--add-token", "t").code == 0
     succeeded(call("plan", "--proposal", lockstep.proposal, lockstep.lengths, "--steps", 1))
 
 

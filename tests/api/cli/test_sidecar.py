@@ -1,5 +1,6 @@
 """The sidecar: one job from a file, with the plans that the command line makes."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -82,9 +83,17 @@ def test_a_sidecar_plans_in_lockstep(tmp_path: Path, job_file: Path) -> None:
 def test_no_other_user_removes_the_job_of_a_sidecar(tmp_path: Path, job_file: Path) -> None:
     token_file = tmp_path / "job.token"
     job_file.write_text(FILE)
+    written = {"acks", "acks/many", "measurements", "restart"}
     with serving("--job", job_file, command="sidecar") as served:
+        forbidden = [
+            (method.upper(), re.sub(r"{\w+}", "job", path))
+            for path, methods in served.ok("GET", "/openapi.json")["paths"].items()
+            for method in methods
+            if method != "get" and path.removeprefix("/v1/jobs/{job}/") not in written
+        ]
+        assert {method for method, _ in forbidden} == {"POST", "PUT", "DELETE"}
         assert served.send("GET", "/v1/jobs/job/plans/0?wait=30").status == 200
-        for method, path in (("DELETE", "/v1/jobs/job"), ("POST", "/v1/jobs/job/stop")):
+        for method, path in forbidden:
             assert "token_file" in served.problem(method, path, status=403)["detail"]
         served.ok("POST", "/v1/jobs/job/acks", {"step": 0, "rank": 0, "digest": None})
     job_file.write_text(FILE + 'token_file = "job.token"\n')

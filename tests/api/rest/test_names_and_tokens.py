@@ -38,6 +38,14 @@ def test_a_token_that_no_list_can_name(tmp_path: Path, name: str) -> None:
     assert succeeded(_tokens(tmp_path / "s.db", "--list-tokens")) == ""
 
 
+@pytest.mark.parametrize("option", [("--list-tokens",), ("--revoke-token", "t")])
+def test_a_store_that_does_not_exist_has_no_tokens(tmp_path: Path, option: tuple[str]) -> None:
+    path = tmp_path / "mistyped.db"
+    wanted = f"{path}: no such store. Name the file that serve --store has"
+    assert complaint(_tokens(path, *option)) == wanted
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_tokens_come_and_go_while_a_service_runs(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     read, write = (

@@ -90,6 +90,9 @@ def test_tokens_of_a_job_and_with_an_end(tmp_path: Path, stocked: Stocked) -> No
             assert status("GET", path, only) == 403, path
         reply = served.send("DELETE", "/v1/jobs/other", headers=only)
         assert (reply.status, reply.json["detail"]) == (403, "this token is for job j only")
+        reply = served.send("DELETE", "/v1/jobs/j", headers=only)
+        assert reply.status == 403
+        assert reply.json["detail"].startswith("the token of job j does not remove it. ")
         assert status("GET", "/v1/jobs", over) == 401
     for option in (("--token-days", "3"), ("--scope", "write")):
         message = complaint(call("serve", "--store", store, *option))

@@ -26,10 +26,16 @@ def slowed(sample: Sample, by: float, yardstick_ms: float = 0.4) -> Sample:
     """All that was timed, ``by`` times as long."""
     times = {
         name: tuple(by * ms for ms in getattr(sample, name))
-        for name in ("layers_ms", "forward_ms", "ends_ms")
+        for name in ("layers_ms", "forward_ms", "ends_ms", "experts_ms")
     }
     read = (by * yardstick_ms,) * len(sample.layers_ms)
-    return replace(sample, **times, layers_yardstick_ms=read, ends_yardstick_ms=read)
+    of_experts = (by * yardstick_ms,) * len(sample.experts_ms)
+    return replace(
+        sample,
+        **times,
+        **dict.fromkeys(("layers_yardstick_ms", "ends_yardstick_ms"), read),
+        experts_yardstick_ms=of_experts,
+    )
 
 
 def test_a_passing_disturbance_does_not_bend_the_curve() -> None:
@@ -70,13 +76,15 @@ def test_peaks_of_all_rounds_are_kept_where_they_are_read() -> None:
 def test_times_are_as_at_one_speed(speeds: list[float]) -> None:
     """Whatever the speeds were, ratios of times are those of an equally fast device."""
     measured = sample(Scheme(), "fit", (64,))
-    measured = replace(measured, layers_ms=measured.layers_ms[:1] * 3)
+    layers_ms = measured.layers_ms[:1] * 3
+    measured = replace(measured, layers_ms=layers_ms, experts_ms=(0.6 * layers_ms[0],) * 2)
     steady = rescale_to_usual_speed([slowed(measured, by) for by in speeds])
     usual = [np.divide(sample.layers_ms, measured.layers_ms) for sample in steady]
     np.testing.assert_allclose(usual, usual[0][0])
     assert min(speeds) * 0.999 <= usual[0][0] <= max(speeds) * 1.001
     np.testing.assert_allclose(np.divide(steady[0].forward_ms, measured.forward_ms), usual[0][0])
     np.testing.assert_allclose(np.divide(steady[0].ends_ms, measured.ends_ms), usual[0][0])
+    np.testing.assert_allclose(np.divide(steady[0].experts_ms, measured.experts_ms), usual[0][0])
 
 
 def test_readings_count_by_their_correlation_with_times() -> None:

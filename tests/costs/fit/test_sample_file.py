@@ -190,6 +190,7 @@ def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
         **dict.fromkeys(("layers_yardstick_ms", "ends_yardstick_ms"), (0.5, 1.5, 2.5)),
         **dict.fromkeys(("layers_cpu_ms", "layers_host_ms"), (0.0, 1.5, 2.5)),
         experts_ms=(0.25,),
+        experts_yardstick_ms=(0.75,),
     )
     lost = Sample.out_of_memory(Scheme(), "packed", (7, 9), 2, 1)
     setting = replace(

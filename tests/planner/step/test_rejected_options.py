@@ -79,7 +79,17 @@ PROFILE_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"slowdown": SLOW, "execution": "lockstep"},
         OptionError,
-        "slowdown with execution lockstep: ",
+        "slowdown is for pipelines: the problem is in lockstep. Leave slowdown out",
+    ),
+    (
+        {"slowdown": SLOW, "profile": ZERO_3},
+        OptionError,
+        f"slowdown is for pipelines: profile {ZERO_3} is of ZeRO-3, which runs in lockstep. Leave ",
+    ),
+    (
+        {"shapes": [32_768], "profile": ZERO_3},
+        OptionError,
+        f"shapes are for pipelines: profile {ZERO_3} is of ZeRO-3, which runs in lockstep. Leave ",
     ),
     (
         {"slowdown": SLOW, "exact": True},

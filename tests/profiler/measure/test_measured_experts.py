@@ -61,7 +61,9 @@ def test_experts_on_ranks_are_measured(tmp_path: Path, degree: int) -> None:
     assert counts[0] > 0 == counts[1]
     measured_on, samples = merge_runs([path])
     assert measured_on.expert_parallel == degree
-    assert all(bool(sample.experts_ms) == (degree > 1) for sample in samples)
+    for sample in samples:
+        assert len(sample.experts_ms) == len(sample.experts_yardstick_ms)
+        assert bool(sample.experts_ms) == (degree > 1)
     fit = fit_all(measured_on, samples)
     devices = ProfiledDevices("cpu", 2, 1e9)
     document = profile_document(fit, devices, name="experts", source="a test")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from seqplan import Scheme, rank_view
-from seqplan.profiler.measure.bench import make_full_plan
+from seqplan import construct_plan, rank_view
 from seqplan.runtime.data.tokens import SeededTokens
-from seqplan.runtime.losses.token_losses import LossOf, compute_chunked_loss
+from seqplan.runtime.losses.token_losses import LossOf, compute_chunked_loss, label_loss
 from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.gradient_reduction import Reduce
@@ -20,7 +20,7 @@ from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.states.sync import CollectiveSync, Finish
 from seqplan.runtime.states.unit import Unit
 from seqplan.runtime.training import ExponentialMovingAverage
-from seqplan.runtime.training.prepare import make_preparer
+from seqplan.runtime.training.prepare import MicroBatchWork, make_preparer
 from seqplan.runtime.training.run_step import StepResult, run_step
 
 LATE_S = 0.15
@@ -55,17 +55,22 @@ CONFIG = ModelConfig(layers=1)
 class Trained:
     """A model, always of the same values, that trains on one view."""
 
-    def __init__(self, group: dist.ProcessGroup, reduce: Reduce = "step") -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, reduce: Reduce = "step", recompute: str = "none"
+    ) -> None:
         torch.manual_seed(0)
-        self.model = Llama(CONFIG)
+        self.model = Llama(replace(CONFIG, recompute=recompute))
         self.states = ShardedStates(self.model, group, reduce=reduce)
         self.optimizer = torch.optim.AdamW(
             [master for _, master in self.states.master_parameters()]
         )
-        self.view = rank_view(make_full_plan(Scheme(), (16, 8), 1), 0)
+        self.view = rank_view(construct_plan([16, 8, 5], {"tp1": [[[0, 1], [2]]]}), 0)
         self.prepare = make_preparer(
             SeededTokens(CONFIG.vocab, 0), Peers(None), heads=CONFIG.heads, kv_heads=CONFIG.kv_heads
         )
+
+    def values(self) -> torch.Tensor:
+        return torch.cat([master.flatten() for _, master in self.states.master_parameters()])
 
     def step(self, **options: Any) -> StepResult:
         work = options.pop("work", None) or self.prepare(self.view)
@@ -94,6 +99,27 @@ def test_a_step_without_waits_updates_equally(group: dist.ProcessGroup) -> None:
         one.states.master_parameters(), other.states.master_parameters(), strict=True
     ):
         torch.testing.assert_close(first, second, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_step_that_failed_runs_again(group: dist.ProcessGroup, recompute: str) -> None:
+    """Its micro-batches are not prepared anew, and forwards before it do not count."""
+    steady, retried = Trained(group, recompute=recompute), Trained(group, recompute=recompute)
+    failed = []
+
+    def fail_once(logits: torch.Tensor, micro_batch: MicroBatchWork) -> torch.Tensor:
+        failed.append(micro_batch)
+        if len(failed) == 2:
+            raise MemoryError("not enough")
+        return label_loss(logits, micro_batch)
+
+    work = retried.prepare(retried.view)
+    with torch.no_grad():
+        retried.model(work[1].tokens, work[1].context)
+    with pytest.raises(MemoryError, match="not enough"):
+        retried.step(work=work, loss_of=fail_once)
+    assert retried.step(work=work, loss_of=fail_once).loss == steady.step().loss
+    torch.testing.assert_close(retried.values(), steady.values(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("clip_norm", [0, -1.0, float("nan"), "1"])

@@ -19,6 +19,8 @@ from seqplan.costs.fit.samples import MeasuredOn, Sample
 from seqplan.costs.fit.sync_samples import SyncSample
 from seqplan.costs.profile_document import combine_modes
 from seqplan.plans.format.atomic_file import write_text
+from seqplan.plans.percent import percent
+from seqplan.plans.recomputation import split_mode
 from seqplan.plans.scheme import Scheme
 
 GPUS_PER_NODE = 8
@@ -28,11 +30,24 @@ GPUS_PER_NODE = 8
 def add_fitted_output(parser: argparse.ArgumentParser) -> None:
     """Add the options of a fitted profile: name, node and output."""
     add = partial(add_option, parser)
+    add("--host-memory-gib GIB", help="host memory of a rank for modes that offload")
     add("--gpus-per-node N", default=GPUS_PER_NODE, help=f"default {GPUS_PER_NODE}")
     add("--name NAME", help="of the profile; default by model and device")
     add("--plot FILE", help="curves, samples and residuals as an HTML page")
     add("-o --output FILE", required=True)
     add("--json", help="print the profile")
+
+
+def read_host_memory(args: argparse.Namespace, modes: Iterable[str]) -> float:
+    """Return the bytes of ``--host-memory-gib``; ``ValueError`` if a mode needs it."""
+    for mode in modes:
+        share = split_mode(mode)[1]
+        if share and args.host_memory_gib is None:
+            raise ValueError(
+                f"recomputation {mode}: offloads {percent(share, 0)} of the layers, and no host "
+                "memory is stated. Add --host-memory-gib"
+            )
+    return float((args.host_memory_gib or 0.0) * 2**30)
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,17 @@ from seqplan.api.cli.framework.extras import require_torch
 from seqplan.api.cli.framework.model_options import add_model, name_part, parse_modes, sizes_of
 from seqplan.api.cli.framework.options import add_option
 from seqplan.api.cli.framework.output import ProgressBar, check_output
-from seqplan.api.cli.profile.fitted_profile import MeasuredMode, add_fitted_output, write_measured
+from seqplan.api.cli.profile.fitted_profile import (
+    MeasuredMode,
+    add_fitted_output,
+    read_host_memory,
+    write_measured,
+)
 from seqplan.costs.fit.busy import busy
 from seqplan.costs.fit.measured_profile import ProfiledDevices
 from seqplan.costs.fit.samples import Sample
 from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.costs.scheme_rules import expert_problem, scheme_problem
-from seqplan.plans.percent import percent
 from seqplan.plans.recomputation import split_mode
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import FIT_POINTS, DesignPoint, design
@@ -80,7 +84,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "the layers; default none",
     )
     add("--capacity-gib GIB", help="memory of a rank; default the device's")
-    add("--host-memory-gib GIB", help="host memory of a rank for modes that offload")
     add("--even-if-busy", help="write a profile even if the machine had too much else to do")
     add("--samples FILE", help="default OUTPUT.samples.jsonl")
     add_fitted_output(parser)
@@ -94,8 +97,9 @@ def run(args: argparse.Namespace) -> int:
     check_output(args.output, args.samples)
     check_output(args.plot, args.output, args.samples)
     sizes = sizes_of(args.model)
+    read_host_memory(args, args.recompute)
     for mode in args.recompute:
-        _check_offload(args, mode, min(args.measured_layers, sizes.layers))
+        _check_offload(mode, min(args.measured_layers, sizes.layers))
     if problem := expert_problem(args.expert_parallel, sizes.shape):
         raise ValueError(problem)
     shortest, longest = _range(args.lengths)
@@ -198,18 +202,13 @@ def _describe_devices(args: argparse.Namespace, world_size: int) -> ProfiledDevi
         if args.capacity_gib is None
         else args.capacity_gib * 2**30,
         context_bytes=float(context_bytes(device)),
-        host_memory_bytes=(args.host_memory_gib or 0.0) * 2**30,
+        host_memory_bytes=read_host_memory(args, args.recompute),
     )
 
 
-def _check_offload(args: argparse.Namespace, mode: str, layers: int) -> None:
-    """Reject a mode that offloads without host memory, or no whole number of measured layers."""
+def _check_offload(mode: str, layers: int) -> None:
+    """Reject a mode that offloads no whole number of the measured layers."""
     share = split_mode(mode)[1]
-    if share and args.host_memory_gib is None:
-        raise ValueError(
-            f"--recompute {mode}: offloads {percent(share, 0)} of the layers, and no host memory "
-            "is stated. Add --host-memory-gib"
-        )
     if not (layers * share).is_integer():
         raise ValueError(
             f"--recompute {mode}: {layers * share:g} of {layers} measured layers would be "

@@ -8,7 +8,12 @@ from pathlib import Path
 
 from seqplan.api.cli.framework.options import add_option
 from seqplan.api.cli.framework.output import check_output
-from seqplan.api.cli.profile.fitted_profile import MeasuredMode, add_fitted_output, write_measured
+from seqplan.api.cli.profile.fitted_profile import (
+    MeasuredMode,
+    add_fitted_output,
+    read_host_memory,
+    write_measured,
+)
 from seqplan.costs.fit.busy import busy
 from seqplan.costs.fit.measured_profile import ProfiledDevices
 from seqplan.costs.fit.pooling import group_by_mode, merge_runs, merge_sync_samples
@@ -32,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser,
         "--capacity-gib GIB",
         required=True,
-        help="memory of a rank, which samples do not contain",
+        help="memory of a rank, without that of a CUDA context; samples do not contain it",
     )
     add_fitted_output(parser)
 
@@ -49,6 +54,11 @@ def run(args: argparse.Namespace) -> int:
         if (reason := busy(mode.samples)) is not None:
             print(f"seqplan: {reason}: the samples are fitted as they are", file=sys.stderr)
     device = modes[0].measured_on.device
-    devices = ProfiledDevices(device, args.gpus_per_node, args.capacity_gib * 2**30)
+    devices = ProfiledDevices(
+        device,
+        args.gpus_per_node,
+        args.capacity_gib * 2**30,
+        host_memory_bytes=read_host_memory(args, [mode.measured_on.recompute for mode in modes]),
+    )
     write_measured(args, modes, devices, model="model")
     return 0

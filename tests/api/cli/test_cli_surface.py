@@ -23,14 +23,14 @@ SURFACE = {
     "profile list": "--json",
     "profile show": "NAME|FILE --gpus --max-len --optimizer-shards --json",
     "profile measure": "--model! --device --dtype --schemes --lengths --expert-parallel --points "
-    "--kernel --measured-layers --repeats --recompute --capacity-gib --host-memory-gib "
-    "--even-if-busy --samples --gpus-per-node --name --plot -o/--output! --json",
+    "--kernel --measured-layers --repeats --recompute --capacity-gib "
+    "--even-if-busy --samples --host-memory-gib --gpus-per-node --name --plot -o/--output! --json",
     "profile derive": "--model --profile --hardware! --nodes --gpus-per-node "
     "--precision --context-parallel --tp-overlap --gradient-bytes "
     "--sequence-parallel/--no-sequence-parallel --stack --dispatcher --expert-imbalance "
     "--expert-parallel --zero --recompute --loss --schemes --name -o/--output! --json",
-    "profile merge": "samples.jsonl --capacity-gib! --gpus-per-node --name --plot -o/--output! "
-    "--json",
+    "profile merge": "samples.jsonl --capacity-gib! --host-memory-gib --gpus-per-node --name "
+    "--plot -o/--output! --json",
     "profile refit": "--profile --plans --server --measurements --job --token --ca -o/--output "
     "--json",
     "profile verify": "--device --checks --kernel --minutes --quick -o/--output --json",

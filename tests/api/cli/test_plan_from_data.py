@@ -9,7 +9,7 @@ from command_line import call, complaint, succeeded
 
 from seqplan import Profile, Proposal, read_plans
 
-MODEL = ("--model", "llama3-8b", "--hardware", "h100", "--gpus", 8)
+MODEL = ("--model", "llama3-8b", "--hardware", "h100", "--gpus", 4)
 SMALL = ("--tokens", 20_000, "--steps", 2, "--max-len", 8192)
 QUICK = (*SMALL, "--trainer", "transformers")
 """Few schemes and rivals, for tests of anything else: a run takes a fifth of the time."""
@@ -25,7 +25,7 @@ def lengths(tmp_path: Path) -> Path:
 
 def test_one_command_leaves_every_file(lengths: Path, tmp_path: Path) -> None:
     folder = tmp_path / "qwen2.5"
-    text = succeeded(call("plan", lengths, *MODEL[:-1], 4, *SMALL[:2], *SMALL[4:], "-o", folder))
+    text = succeeded(call("plan", lengths, *MODEL, *SMALL[:2], *SMALL[4:], "-o", folder))
     assert "profile derived for llama3-8b on 4 × h100-80gb, chunked loss: nothing was" in text
     assert "nothing was measured" in text
     answer = text[text.index("does it pay: ") :]
@@ -46,7 +46,7 @@ def test_one_command_leaves_every_file(lengths: Path, tmp_path: Path) -> None:
     assert again.read_bytes() == (folder / "plans.jsonl").read_bytes()
     succeeded(call("check", "plans", again, "--profile", folder / "profile.json"))
     # A later run by another profile replaces every part.
-    other = ("--profile", "llama-7b-a800-80gb", *SMALL, "--gpus", 8)
+    other = ("--profile", "llama-7b-a800-80gb", *SMALL, "--gpus", 4)
     succeeded(call("plan", lengths, *other, "-o", folder))
     plans = folder / "plans.jsonl"
     succeeded(call("check", "plans", plans, "--profile", folder / "profile.json"))
@@ -64,11 +64,11 @@ def test_summary_as_json_without_files(lengths: Path) -> None:
 
 
 def test_the_answer_is_open_if_the_steps_lack_the_longest_sequences(tmp_path: Path) -> None:
-    np.save(tmp_path / "one.npy", np.array([900_000] + [500] * 3000))
+    np.save(tmp_path / "one.npy", np.array([390_000] + [500] * 1200))
     text = " ".join(succeeded(call("plan", tmp_path / "one.npy", *MODEL)).split())
     assert "does it pay: open. The steps lack the longest sequences of the data. " in text
-    assert "up to 500 tokens, the data up to 900,000, which sizes static strategies. " in text
-    assert "Give --steps 62, an epoch, or a smaller --max-len, for all sequences. " in text
+    assert "up to 500 tokens, the data up to 390,000, which sizes static strategies. " in text
+    assert "Give --steps 50, an epoch, or a smaller --max-len, for all sequences. " in text
     assert "interval: 20 steps that hardly differ" in text
 
 
@@ -94,7 +94,7 @@ def test_the_answer_states_the_options_that_it_leaves_out(lengths: Path, tmp_pat
 
 
 def test_trainer_decides_the_schemes_and_the_rival_of_today(lengths: Path) -> None:
-    text = succeeded(call("plan", lengths, *MODEL, *QUICK[2:]))
+    text = succeeded(call("plan", lengths, *MODEL, *QUICK[2:], "--gpus", 8))
     assert "steps of 25,000 tokens (default, see --tokens), sequences up to 8,192" in " ".join(
         text.split()
     )

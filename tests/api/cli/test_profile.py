@@ -295,7 +295,11 @@ def test_modes_that_offload_are_derived_with_host_memory(tmp_path: Path) -> None
         assert message in rejected.err
         assert not output.exists()
     for modes, options, message in (
-        ("none,none+1", (), "--recompute none+1: offloads 100 % of the layers, and no host memory"),
+        (
+            "none,none+1",
+            (),
+            "recomputation none+1: offloads 100 % of the layers, and no host memory",
+        ),
         ("none,none+0.3", ("--host-memory-gib", 1), "--recompute none+0.3: 0.6 of 2 measured"),
     ):
         measured = call(
@@ -322,3 +326,12 @@ def test_modes_that_offload_are_measured(tmp_path: Path) -> None:
     assert none.kept[1] / 4 < half.host[1] < none.kept[1] / 2
     assert profile.memory.host_memory_bytes == 2 * 2**30
     assert "host memory: " in completed.out
+    # Of the samples alone the same memory follows, if the host's is stated.
+    samples = sorted(tmp_path.glob("*.samples.jsonl"))
+    merge = ("profile", "merge", *samples, "--capacity-gib", 2, "-o", tmp_path / "merged.json")
+    message = "recomputation none+0.5: offloads 50 % of the layers, and no host memory is stated. "
+    assert complaint(call(*merge)) == f"{message}Add --host-memory-gib"
+    succeeded(call(*merge, "--host-memory-gib", 2))
+    merged = Profile.load(tmp_path / "merged.json")
+    assert merged.modes == profile.modes
+    assert merged.memory.host_memory_bytes == 2 * 2**30

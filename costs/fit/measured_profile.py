@@ -240,7 +240,7 @@ def _fit_host(measured_on: MeasuredOn, samples: Sequence[Sample]) -> dict[int, f
     layers = offloaded(measured_on.sizes()["layers"])
     slopes: dict[int, float] = {}
     for sample in samples:
-        if sample.host_bytes:
+        if sample.host_bytes and layers:
             of_layer = sample.host_bytes / offloaded(sample.layers)
             per_token = layers * of_layer / _count_share(sample)
             slopes[sample.scheme.tp] = max(slopes.get(sample.scheme.tp, 0.0), per_token)

@@ -41,10 +41,10 @@ def test_a_strategy_takes_as_long_whatever_is_proposed_next_to_it() -> None:
     """And so do groups that regroup, though one sequence alone takes as long as a strategy."""
     lengths = np.random.default_rng(0).lognormal(6.5, 1.1, 6000).astype(int).clip(32, 60_000)
     lengths[::150] = 58_000
-    whole = find_profile("qwen3-8b-h100-80gb")
+    whole = find_profile("qwen3-8b-h100-80gb").keep_modes({"none", "full"})
     times = []
     for profile in (whole, whole.restrict(layout=(2, 1))):
-        proposal = make_proposal(profile, Workload(32, 65_536, 100_000), lengths)
+        proposal = make_proposal(profile, Workload(32, 65_536, 70_000), lengths)
         assert proposal.layouts is not None
         assert proposal.layouts.chosen == "tp2"
         assert all(row.expected_ms < 2 * proposal.expected_ms for row in proposal.layouts.rows)

@@ -23,7 +23,8 @@ RARE = np.append(CODE.clip(max=4096), LONGEST)
 
 @cache
 def both(execution: ExecutionKind) -> tuple[Proposal, Comparison]:
-    profile = load_shipped("llama-7b-a800-80gb")
+    whole = load_shipped("llama-7b-a800-80gb")
+    profile = whole.keep_schemes({scheme for scheme in whole.by_scheme if scheme.pp == 1})
     sync = choose_sync(profile, CLUSTER.gpus)
     proposal = make_proposal(profile, CLUSTER, RARE, sync=sync, execution=execution)
     options = Options(("static",))

@@ -22,7 +22,7 @@ from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.check_bounds import find_unproven
 from seqplan.plans.lint import lint
 
-PLANS = 20
+PLANS = 12
 """Plans of a run: some four in ten draws are options that go together."""
 
 

@@ -31,7 +31,8 @@ from seqplan.planner.step.check_bounds import find_unproven
 from seqplan.planner.strategies.homogeneous import strategy_ms
 from seqplan.plans.lint import lint
 
-PROFILE = load_shipped("llama-13b-a800-80gb")
+WHOLE = load_shipped("llama-13b-a800-80gb")
+PROFILE = WHOLE.keep_schemes({s for s in WHOLE.by_scheme if s.pp == 1 and s.ulysses == 1})
 WORKLOAD = Workload(16, 16_384, 40_000)
 SHARE = 0.1
 

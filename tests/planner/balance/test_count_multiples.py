@@ -81,7 +81,7 @@ def test_no_slower_than_a_short_construct(multiple: int) -> None:
     assert compared
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6),
     room=st.integers(8, 40),

@@ -124,7 +124,7 @@ def check(plan: Plan, document: Proposal, batch: Batch) -> None:
 @pytest.mark.parametrize("lockstep", [False, True])
 def test_plans_are_sound(lockstep: bool) -> None:
     @settings(
-        max_examples=40,
+        max_examples=25,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
@@ -149,7 +149,7 @@ def test_proposals_and_their_plans_are_sound(lockstep: bool, method: str) -> Non
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
-    @given(profiles(lockstep), st.integers(0, 10), st.integers(0, 2**32))
+    @given(profiles(lockstep), st.integers(0, 6), st.integers(0, 2**32))
     def sound(profile: Profile, more: int, seed: int) -> None:
         gpus = min(entry.scheme.gpus for entry in profile.schemes) + more
         models = Workload(gpus, 10_000, 1).models(profile).values()

@@ -74,7 +74,7 @@ def test_in_lockstep_only_lockstep_systems_are_compared() -> None:
 
 
 def test_assumptions_state_whose_micro_steps_are_a_multiple() -> None:
-    profile = load_shipped("llama-7b-a800-80gb")
+    profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
     workload, sync = Workload(8, 8192, 30_000), choose_sync(profile, 8)
     options = Options(("static",))
     sentence = (

@@ -86,7 +86,7 @@ def test_a_slow_rank_is_never_worse_than_a_lost_one(
         assert faster <= slower * 1.001
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(9))
 def test_several_slow_ranks_are_never_worse_than_lost_ones(seed: int) -> None:
     rng = np.random.default_rng(seed)
     gpus, max_len = ((8, 32_768), (16, 65_536), (64, 131_072))[seed % 3]
@@ -113,7 +113,7 @@ def test_many_slow_ranks_are_left_out_together() -> None:
 def test_plans_around_slow_ranks_are_sound(profile: str, gpus: int, tokens: int) -> None:
     known = find_profile(profile)
     models = Workload(gpus, 32_768, 32_768).models(known)
-    for seed in range(3):
+    for seed in range(2):
         factors = np.random.default_rng(seed).choice([1.0, 1.0, 1.0, 1.15, 1.7], gpus).tolist()
         made = plan(profile, gpus, draw(tokens, seed), factors)
         check_plan(made, models)
@@ -246,11 +246,11 @@ def test_slow_pipelines_fit_no_coefficients() -> None:
 
 
 def test_a_proposal_is_planned_around_slow_ranks_without_regrouping() -> None:
-    profile = find_profile("llama3-8b-h100-80gb")
+    profile = find_profile("llama3-8b-h100-80gb").keep_modes({"none", "full"})
     proposal = make_proposal(profile, Workload(8, 32_768, 100_000), CODE[CODE <= 32_768][:3_000])
     planner = Planner.from_proposal(proposal, slowdown=[1.0] * 7 + [1.5])
     proposed = {(s.tp, s.pp) for of in proposal.candidates for s, _ in of.strategy.counts}
-    for seed in range(8):
+    for seed in range(4):
         pipelines = planner.plan(draw(100_000, seed)).pipelines
         assert {(p.scheme.tp, p.scheme.pp) for p in pipelines} <= proposed
     made = planner.plan(draw(100_000, 2))
@@ -286,8 +286,7 @@ def compute_times(planned: Plan, true: list[float], rng: np.random.Generator) ->
 
 def test_a_planner_plans_around_ranks_that_it_observes() -> None:
     planner = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768)
-    rng, true = np.random.default_rng(0), [1.0] * 8
-    true[6] = 1.4
+    rng, true = np.random.default_rng(0), [1.0] * 6 + [1.4, 1.0]
     plans = [planner.plan(draw(200_000, seed)) for seed in range(8)]
     for planned in plans * 8:
         factors = planner.observe(planned, compute_times(planned, true, rng))
@@ -325,7 +324,8 @@ def test_observed_factors_start_from_those_that_are_given() -> None:
 
 def test_plans_made_ahead_do_not_raise_a_factor_again() -> None:
     """Steps that were planned before a factor was found are measured after it."""
-    planner = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768, prove=False)
+    profile = find_profile("llama3-8b-h100-80gb").keep_modes({"none", "full"})
+    planner = Planner.from_profile(profile, 8, 32_768, prove=False)
     rng, true = np.random.default_rng(0), [1.0] * 8
     true[6], ahead = 1.4, [planner.plan(draw(100_000, seed)) for seed in range(24)]
     for seed in range(24, 88):

@@ -346,7 +346,7 @@ def test_what_cannot_be_observed_is_rejected() -> None:
         given.observe(other, [1.0] * 4)
     lockstep = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768, execution="lockstep")
     planned = lockstep.plan([4_000] * 8)
-    with pytest.raises(OptionError, match="only groups that stay"):
+    with pytest.raises(OptionError, match="slowdown is for pipelines: the problem is in lockstep"):
         lockstep.observe(planned, [1.0] * 8)
 
 

@@ -42,10 +42,13 @@ CASES: dict[str, tuple[Run, RoutedCase]] = {
         RoutedCase(4, 10, expert_parallel=4, config=replace(ROUTED, ffn=0), tensor=True),
     ),
     "E 2 of 8, stages": (staged, RoutedCase(8, 4, expert_parallel=2, staged=True, steps=3)),
-    "E 8 of 8, fp32": (staged, RoutedCase(8, 10, torch.float32, expert_parallel=8)),
-    "E 2 of 8, tp, idle ranks": (
+    "E 8 of 8, module, fp32": (
+        sequence_parallel,
+        RoutedCase(8, 10, torch.float32, expert_parallel=8),
+    ),
+    "E 2 of 4, tp, idle ranks": (
         staged,
-        RoutedCase(8, 13, torch.float32, expert_parallel=2, tensor=True),
+        RoutedCase(4, 31, torch.float32, expert_parallel=2, tensor=True),
     ),
     "E 4 of 4, lockstep": (
         sequence_parallel,
@@ -58,11 +61,15 @@ CASES: dict[str, tuple[Run, RoutedCase]] = {
     ),
     "E 1 of 4, tp": (staged, RoutedCase(4, 9, tensor=True)),
 }
+COUNTED, REPEATED = "E 8 of 8, module, fp32", "E 4 of 4, no shared expert"
 TRACED = ("E 4 of 4, tp, modes", "E 4 of 4, module, modes", "E 2 of 4, each micro-batch")
 
 
-def _run(rank: int, world_size: int, name: str) -> tuple[Outcome, Trace | None]:
+def _run(rank: int, world_size: int, name: str) -> tuple[Outcome, Any]:
+    """Run a case; with its trace, or the elements of experts that it syncs, if they are tested."""
     run, case = CASES[name]
+    if name == COUNTED:
+        return _count_synced(rank, world_size)
     if name not in TRACED:
         return run(rank, world_size, case), None
     trace = Trace(rank)
@@ -71,7 +78,7 @@ def _run(rank: int, world_size: int, name: str) -> tuple[Outcome, Trace | None]:
 
 
 @cache
-def run_case(name: str) -> list[tuple[Outcome, Trace | None]]:
+def run_case(name: str) -> list[tuple[Outcome, Any]]:
     return run_ranks(_run, CASES[name][1].ranks, name, timeout_s=150)
 
 
@@ -84,7 +91,7 @@ def test_training_is_that_of_one_process(name: str) -> None:
 
 @pytest.mark.parametrize("name", TRACED)
 def test_steps_come_to_their_end_with_one_exchange_at_a_time(name: str) -> None:
-    traces: Any = [trace for _, trace in run_case(name)]
+    traces = [trace for _, trace in run_case(name)]
     for one_queue in (False, True):
         assert replay(traces, one_queue=one_queue) is None
 
@@ -120,19 +127,15 @@ def _sgd(named: list[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
     return torch.optim.SGD([value for _, value in named], lr=0.1)
 
 
-def _run_twice(rank: int, world_size: int, case: RoutedCase) -> list[Outcome]:
-    return [staged(rank, world_size, case) for _ in range(2)]
-
-
 def test_the_same_run_is_equal_bit_for_bit() -> None:
-    case = RoutedCase(4, 5, torch.float32, expert_parallel=4)
-    ((first, second), *_) = run_ranks(_run_twice, 4, case)
+    (first, _), *_ = run_case(REPEATED)
+    (second, _), *_ = run_ranks(_run, CASES[REPEATED][1].ranks, REPEATED)
     assert first[:2] == second[:2]
     assert all(torch.equal(first[2][name], second[2][name]) for name in first[2])
 
 
-def _count_synced(rank: int, world_size: int, degree: int) -> int:
-    """Count the elements of experts that a rank gives to collectives in one step."""
+def _count_synced(rank: int, world_size: int) -> tuple[Outcome, int]:
+    """Count the elements of experts that a rank gives to collectives."""
     counted = 0
     gather, scatter = sync._ALL_GATHER, sync._REDUCE_SCATTER
     experts: set[int] = set()
@@ -165,15 +168,16 @@ def _count_synced(rank: int, world_size: int, degree: int) -> int:
         patch.object(CollectiveSync, "all_gather", marking(start[0])),
         patch.object(CollectiveSync, "reduce_scatter", marking(start[1])),
     ):
-        sequence_parallel(rank, world_size, RoutedCase(8, 3, expert_parallel=degree, steps=1))
-    return counted
+        run, case = CASES[COUNTED]
+        return run(rank, world_size, case), counted
 
 
 def test_experts_of_8_ranks_sync_an_eighth() -> None:
-    split = run_ranks(_count_synced, 8, 8)
+    split = [counted for _, counted in run_case(COUNTED)]
     # Without split experts a layer's are in its unit: all of them.
     experts = 2 * ROUTED.layers * ROUTED.experts * 3 * ROUTED.expert_ffn * ROUTED.hidden
-    assert split == [experts // 8] * 8
+    steps = CASES[COUNTED][1].steps
+    assert split == [steps * experts // 8] * 8
 
 
 @contextmanager

@@ -127,7 +127,7 @@ def failed(plans: Path, folder: Path) -> list[str]:
 
 def test_job_goes_on_with_the_ranks_that_are_left(tmp_path: Path) -> None:
     """Planned for four ranks without rank 1: three processes have the losses of four."""
-    lengths = [[2_600, 1_300, *[300 + 20 * step] * 4, 70] for step in range(4)]
+    lengths = [[1_040, 520, *[120 + 8 * step] * 4, 28] for step in range(4)]
     plans, left = tmp_path / "plans.jsonl", tmp_path / "left.jsonl"
     for path, slowdown in ((plans, None), (left, [1.0, None, 1.0, 1.0])):
         planner = Planner.from_profile(

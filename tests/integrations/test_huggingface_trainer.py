@@ -10,6 +10,7 @@ import pytest
 import torch
 from trainer_ranks import (
     COST,
+    FEW,
     LENGTHS,
     NO_LABEL,
     SAMPLES,
@@ -181,7 +182,7 @@ def test_modes_that_cannot_be_switched_are_rejected(
 
 @pytest.mark.parametrize(
     ("ranks", "options"),
-    [(1, {}), (2, {}), (2, {"sharded": True}), (13, {})],
+    [(1, {}), (2, {}), (2, {"sharded": True}), (3, {"few": True})],
     ids=["one", "ddp", "fsdp2", "idle rank"],
 )
 def test_tokens_of_all_micro_batches_are_counted(ranks: int, options: dict[str, Any]) -> None:
@@ -190,7 +191,8 @@ def test_tokens_of_all_micro_batches_are_counted(ranks: int, options: dict[str, 
     logs = on_ranks(ranks, functools.partial(counting, **options))[0]
     tokens = np.cumsum([entry["plan/tokens"] for entry in logs])
     assert [entry["num_input_tokens_seen"] for entry in logs] == tokens.tolist()
-    assert tokens[-1] == LENGTHS.sum()
+    assert tokens[-1] == LENGTHS[: FEW if "few" in options else None].sum()
+    assert len(tokens) == STEPS
 
 
 def test_counts_differ_between_ranks_without_lockstep() -> None:

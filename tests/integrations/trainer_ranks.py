@@ -64,6 +64,11 @@ def planned(capacity: int = 160, recompute: dict[str, int] | None = None) -> Bal
     return BalancedSteps(LENGTHS, SEQUENCES, modes=modes, seed=1)
 
 
+FEW = 2 * STEPS
+FEW_PLANNED = BalancedSteps(LENGTHS[:FEW], 2, 160, COST, seed=1)
+"""Steps of two samples, for three ranks, of which one has none."""
+
+
 @functools.cache
 def planned_trainer() -> Any:
     """What a user writes."""
@@ -161,11 +166,12 @@ def trained(
     folder: str | None = None,
     recompute: dict[str, int] | None = None,
     made: Callable[[], Any] = model,
+    few: bool = False,
     **more: Any,
 ) -> list[dict[str, Any]]:
     """Train the model that ``made`` returns; return the logs of each step.
 
-    With modes they have ``saved`` bytes by mode.
+    With modes they have ``saved`` bytes by mode. ``few``: steps of two samples, as many steps.
     """
     from accelerate import PartialState
     from accelerate.utils import DistributedType
@@ -181,9 +187,9 @@ def trained(
         trainer = planned_trainer()(
             model=made(),
             args=args,
-            train_dataset=SAMPLES,
+            train_dataset=SAMPLES[:FEW] if few else SAMPLES,
             data_collator=packing(),
-            planned=planned(recompute=recompute),
+            planned=FEW_PLANNED if few else planned(recompute=recompute),
         )
         if sharded:
             assert trainer.accelerator.is_fsdp2

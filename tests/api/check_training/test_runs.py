@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_forks import CommandProcess
-from command_line import call, complaint, process, succeeded
+from command_line import call, complaint, succeeded
 from expert_runs import RoutedCase
 from plan_builder import write_file
 from random_plans import one_pipeline_plan
@@ -24,7 +24,6 @@ from small_check import (
     STEPS,
     have_logs,
     logs,
-    none_left,
     planned,
 )
 
@@ -42,8 +41,22 @@ def run_check(plans: Sequence[Plan], server: RankServer) -> Check:
     return check_training(request, server=server, progress=lambda *_: None)
 
 
-def test_ranks_agree_with_one_process(plans: Path, temporary: Path) -> None:
-    completed = process(
+@pytest.fixture(scope="module")
+def server() -> Iterator[RankServer]:
+    """What forks ranks, for the commands of several tests: starting it is most of a short check."""
+    with rank_server() as started:
+        yield started
+
+
+@pytest.fixture
+def in_server(server: RankServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands called in this process have their ranks from the shared server."""
+    monkeypatch.setattr(check_command, "rank_server", lambda: nullcontext(server))
+
+
+@pytest.mark.usefixtures("in_server")
+def test_ranks_agree_with_one_process(plans: Path, server: RankServer) -> None:
+    completed = call(
         *("check", "training", "--plans", plans, "--ranks", RANKS, "--steps", 4),
         *("--dtype", "float64", "--json"),
     )
@@ -62,20 +75,7 @@ def test_ranks_agree_with_one_process(plans: Path, temporary: Path) -> None:
     losses = [step["loss"] for step in report["steps"]]
     assert losses[0] == pytest.approx(math.log(256), rel=0.02)  # an untrained model's
     assert len(set(losses)) == 4
-    assert none_left(temporary)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RankServer]:
-    """What forks ranks, for the commands of several tests: starting it is most of a short check."""
-    with rank_server() as started:
-        yield started
-
-
-@pytest.fixture
-def in_server(server: RankServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands called in this process have their ranks from the shared server."""
-    monkeypatch.setattr(check_command, "rank_server", lambda: nullcontext(server))
+    assert have_logs(Path(server.folder), ["server.log"]), "ranks are left behind"
 
 
 def test_saved_bytes_are_reported_with_the_modes_of_the_plan(server: RankServer) -> None:

@@ -167,15 +167,21 @@ def page(folder: Path) -> tuple[int, str]:
 
 
 def examples(rank: int, world_size: int, ports: list[int], folder: Path) -> Any:
-    """What each example's ``main`` returns, started as by torchrun; the saved model's words."""
+    """What each example's ``main`` returns, started as by torchrun; the saved model's words.
+
+    With fewer steps than the examples have.
+    """
     from transformers import AutoConfig
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(world_size)}
     outcomes = []
-    for port, name, arguments in (
-        (ports[0], "fine_tune", [["--output", str(folder / "fine-tuned")]]),
-        (ports[1], "policy_gradient", []),
+    for port, name, steps, arguments in (
+        (ports[0], "fine_tune", {"STEPS": 8}, [["--output", str(folder / "fine-tuned")]]),
+        (ports[1], "policy_gradient", {"ROLLOUTS": 5}, []),
     ):
         os.environ["MASTER_PORT"] = str(port)
-        outcomes.append(runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](*arguments))
+        main = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+        assert main.__globals__.keys() >= steps.keys()
+        main.__globals__.update(steps)
+        outcomes.append(main(*arguments))
     return *outcomes, AutoConfig.from_pretrained(folder / "fine-tuned").vocab_size

@@ -64,7 +64,7 @@ def test_loads_are_rejected_by_a_job_that_cannot_plan_them(stocked: Stocked) -> 
     lost = {"slowdown": [*[1.0] * 3, None], "proposal": stocked.proposal}
     request = {"profile": "gpt-7b-a100-40gb", "gpus": 8, "lengths": stocked.lengths}
     lockstep = {"proposal": served.proposal({**request, "max_len": 4096, "tokens": 8000})}
-    for new, detail in ((lost, "ranks [3] are lost"), (lockstep, "execution lockstep: only")):
+    for new, detail in ((lost, "ranks [3] are lost"), (lockstep, "loads are for pipelines")):
         job = served.ok("POST", "/v1/jobs", new)["id"]
         path, pushed = f"/v1/jobs/{job}/batches", {**batch, "loads": [load]}
         assert detail in served.problem("POST", path, {"batches": [pushed]})["detail"]

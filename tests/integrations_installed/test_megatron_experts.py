@@ -39,6 +39,7 @@ def test_costs_are_those_of_the_expert_groups(tmp_path: Path) -> None:
         for of_mode in entry["modes"].values():
             of_mode["b"] *= 2
     document["schemes"] += split
+    document["memory"]["resident_expert_bytes"] = document["memory"]["resident_layer_bytes"] / 2
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps(document))
     environment = {**os.environ, "SEQPLAN_PROFILE": str(profile), "SEQPLAN_SCHEME": "tp1"}

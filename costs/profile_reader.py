@@ -207,7 +207,7 @@ class ProfileReader(MemoryReader):
             )
             if not mode.kept.keys() == mode.transient.keys() == (mode.host or mode.kept).keys():
                 self.fail(place, "bytes per token must be of the same degrees of tp")
-            if offload_layers and HOST_MEMORY not in raw["memory"]:
+            if offload_layers and not raw["memory"].get(HOST_MEMORY):
                 self.fail(f"{place} ({name})", f"offloads layers. State memory.{HOST_MEMORY}")
             before = self.find_lighter(modes, mode)
             if before and any(

@@ -189,6 +189,14 @@ def test_offload_holds_more_until_the_host_is_full() -> None:
     assert lengths[2, 1, "elementwise+1"] < lengths[2, 1, "elementwise"] == plain
 
 
+def test_a_mode_that_offloads_needs_memory_of_the_host() -> None:
+    document = json.loads(json.dumps(derive_offloading(1e9, ["none", "none+0.5"]).document))
+    document["memory"]["host_memory_bytes"] = 0
+    message = r"\(none\+0\.5\).*offloads layers\. State memory\.host_memory_bytes"
+    with pytest.raises(ProfileError, match=message):
+        Profile.from_document(document, "host")
+
+
 @pytest.mark.parametrize(("pp", "share"), [(1, 0.3), (2, 0.3), (8, 0.3), (8, 0.1)])
 def test_the_host_holds_whole_layers_of_each_stage(pp: int, share: float) -> None:
     mode = join_mode("none", share)
